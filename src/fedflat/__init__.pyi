@@ -1,0 +1,78 @@
+"""The public names and where they live; the package imports each when it is first asked for."""
+
+from .composition import as_method as as_method
+from .data import federate as federate
+from .data.federation import Federation as Federation
+from .data.partitions import IID as IID, Dirichlet as Dirichlet, Pathological as Pathological
+from .errors import FedflatError as FedflatError
+from .flat import FlatModel as FlatModel
+from .flatness.sharpness import sharpness as sharpness
+from .local import LocalSGD as LocalSGD
+from .mechanism import (
+    Contract as Contract,
+    Mechanism as Mechanism,
+    choice as choice,
+    number as number,
+)
+from .mechanisms import (
+    AdaptiveAscent as AdaptiveAscent,
+    AdaptiveWeight as AdaptiveWeight,
+    ControlVariates as ControlVariates,
+    DualCorrection as DualCorrection,
+    DynamicRegulariser as DynamicRegulariser,
+    HistoryAscent as HistoryAscent,
+    InterpolatedAscent as InterpolatedAscent,
+    LocalAscent as LocalAscent,
+    LookAheadMomentum as LookAheadMomentum,
+    MomentumAscent as MomentumAscent,
+    MomentumBlend as MomentumBlend,
+    NesterovMomentum as NesterovMomentum,
+    NotTrueDistillation as NotTrueDistillation,
+    OwnTrajectoryLoss as OwnTrajectoryLoss,
+    PersonalBlend as PersonalBlend,
+    Proximal as Proximal,
+    ServerMomentum as ServerMomentum,
+    ServerStep as ServerStep,
+    SharedPerturbation as SharedPerturbation,
+    TargetAscent as TargetAscent,
+    TrajectoryLoss as TrajectoryLoss,
+)
+from .method import Method as Method
+from .methods import (
+    METHODS as METHODS,
+    fedacg as fedacg,
+    fedasam as fedasam,
+    fedavg as fedavg,
+    fedavg_nesterov as fedavg_nesterov,
+    fedavgm as fedavgm,
+    fedcm as fedcm,
+    feddyn as feddyn,
+    fedgamma as fedgamma,
+    fedgf as fedgf,
+    fedgmt as fedgmt,
+    fedgmt_v2 as fedgmt_v2,
+    fedlesam as fedlesam,
+    fedlesam_d as fedlesam_d,
+    fedlesam_s as fedlesam_s,
+    fednsam as fednsam,
+    fednsam_d as fednsam_d,
+    fednsam_s as fednsam_s,
+    fedntd as fedntd,
+    fedprox as fedprox,
+    fedsam as fedsam,
+    fedsam_nesterov as fedsam_nesterov,
+    fedsmoo as fedsmoo,
+    fedspeed as fedspeed,
+    fedwmsam as fedwmsam,
+    mofedsam as mofedsam,
+    scaffold as scaffold,
+)
+from .participation import (
+    Bernoulli as Bernoulli,
+    Everyone as Everyone,
+    Schedule as Schedule,
+    Uniform as Uniform,
+)
+from .training import Round as Round, Run as Run, train as train
+
+__version__: str

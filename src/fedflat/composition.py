@@ -1,0 +1,117 @@
+"""Methods from words: `fedgmt`, `fedsam(rho=0.1)`, `local-ascent(rho=0.05) + control-variates`.
+
+Method and mechanism names may be mixed and written with `-` or `_`; a method in a sum stands for its
+mechanisms. The equivalent in a configuration file is a list of such words or of `{name: {parameter: value}}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import methods as named
+from .errors import FedflatError, nearest
+from .mechanism import Mechanism, registry
+from .method import Method
+
+_TERM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+
+
+def as_method(given: str | Method | Mechanism | Sequence[Any] | Mapping[str, Any]) -> Method:
+    """A method from itself, a name, a composition, or a list as found in a configuration file."""
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, Mechanism):
+        return Method(given.name, [given])
+    terms = _terms(given)
+    if not terms:
+        raise FedflatError("The method is empty; name one, such as fedavg.")
+    parts = [_build(name, arguments) for name, arguments in terms]
+    if len(parts) == 1 and isinstance(parts[0], Method):
+        return parts[0]
+    mechanisms: list[Mechanism] = []
+    for part in parts:
+        mechanisms.extend(part.mechanisms if isinstance(part, Method) else [part])
+    title = given if isinstance(given, str) else " + ".join(name for name, _ in terms)
+    return Method(title, mechanisms)
+
+
+def _terms(given: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Names with their arguments, from a text or from the lists and mappings of a file."""
+    if isinstance(given, str):
+        return [_parse(text) for text in _split(given)]
+    if isinstance(given, Mapping):
+        return [(str(name), dict(arguments or {})) for name, arguments in given.items()]
+    if isinstance(given, Sequence):
+        return [term for item in given for term in _terms(item)]
+    raise FedflatError(f"A method is a name, a composition or a list of mechanisms, not {given!r}.")
+
+
+def _split(text: str) -> list[str]:
+    """The terms of a sum; a + inside parentheses does not split."""
+    terms, depth, current = [], 0, ""
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "+" and depth == 0:
+            terms.append(current)
+            current = ""
+        else:
+            current += character
+    terms.append(current)
+    return terms
+
+
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        raise FedflatError(
+            f"Cannot read '{text.strip()}' as part of a method. "
+            'Write for example "local-ascent(rho=0.05) + control-variates".'
+        )
+    name, arguments = match.group(1), match.group(2)
+    if not arguments or not arguments.strip():
+        return name, {}
+    try:
+        call = ast.parse(f"f({arguments})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        if call.args:
+            raise FedflatError(
+                f"Write the parameters of {name} by name, such as {name}(rho=0.05), not '{text.strip()}'."
+            )
+        return name, {str(k.arg): _literal(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError):
+        raise FedflatError(
+            f"Cannot read the parameters of '{text.strip()}'. Write for example {name}(rho=0.05)."
+        ) from None
+
+
+def _literal(node: ast.expr) -> Any:
+    """A number, text, True, False or None; a bare word is text, so that `prox=norm` works in a shell."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def _build(name: str, arguments: dict[str, Any]) -> Method | Mechanism:
+    maker: Callable[..., Method | Mechanism]
+    if name.replace("-", "_").lower() in named.METHODS:
+        maker = named.METHODS[name.replace("-", "_").lower()]
+    elif name.replace("_", "-").lower() in registry:
+        maker = registry[name.replace("_", "-").lower()]
+    else:
+        written = [method.replace("_", "-") for method in named.METHODS]
+        raise FedflatError(
+            f"There is no method or mechanism '{name}'."
+            f"{nearest(name.replace('_', '-').lower(), [*written, *registry])} "
+            "`fedflat methods` lists them all."
+        )
+    known = inspect.signature(maker).parameters
+    for argument in arguments:
+        if argument not in known:
+            hint = nearest(argument, known) if known else f" {name} has no parameters."
+            raise FedflatError(f"{name} has no parameter '{argument}'.{hint}")
+    missing = [p for p, q in known.items() if q.default is q.empty and p not in arguments]
+    if missing:
+        raise FedflatError(f"{name} needs a value for '{missing[0]}': {name}({missing[0]}=...).")
+    return maker(**arguments)

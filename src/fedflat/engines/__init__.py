@@ -1,0 +1,59 @@
+"""Where clients run. An engine takes a round's clients and yields their uploads in client order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ..data.federation import Federation
+from ..errors import FedflatError, nearest
+from ..flat import FlatModel
+from ..local import LocalSGD, LossFunction
+from ..messages import Download, Upload
+from ..method import Method
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same in every round."""
+
+    federation: Federation
+    model: FlatModel
+    method: Method
+    sgd: LocalSGD
+    loss: LossFunction
+    seed: int
+    buffers: str
+
+
+class Engine(Protocol):
+    """Runs clients' rounds somewhere."""
+
+    def open(self, job: Job) -> None:
+        """Prepare; called once, before the first round."""
+
+    def uploads(
+        self,
+        clients: Sequence[int],
+        download: Callable[[int], Download],
+        state: Callable[[int], dict[str, Tensor]],
+    ) -> Iterator[Upload]:
+        """Run the clients and yield their uploads in the order of `clients`, one by one."""
+
+    def close(self) -> None:
+        """Let go of what `open` took."""
+
+
+def make_engine(engine: str | Engine) -> Engine:
+    """An engine from its name."""
+    if not isinstance(engine, str):
+        return engine
+    from .inprocess import InProcess
+
+    known = {"inprocess": InProcess}
+    if engine not in known:
+        raise FedflatError(f"There is no engine '{engine}'.{nearest(engine, known)}")
+    return known[engine]()

@@ -1,0 +1,36 @@
+"""All clients one after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from ..local import LocalTraining
+from ..messages import Download, Upload
+from . import Job
+
+
+class InProcess:
+    """One model, reused from client to client."""
+
+    def open(self, job: Job) -> None:
+        """Build the one local trainer."""
+        self._federation = job.federation
+        self._training = LocalTraining(
+            job.model, job.method, job.sgd, job.loss, job.seed, job.buffers
+        )
+
+    def uploads(
+        self,
+        clients: Sequence[int],
+        download: Callable[[int], Download],
+        state: Callable[[int], dict[str, Tensor]],
+    ) -> Iterator[Upload]:
+        """One client at a time."""
+        for client in clients:
+            shard = self._federation.client(client)
+            yield self._training.run(client, shard, download(client), state(client))
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,29 @@
+"""The one exception that reaches a person: a sentence that names the thing, the place and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedflatError(ValueError):
+    """Something the person can put right; the command line prints it without a traceback."""
+
+
+class MissingExtra(FedflatError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs {package}, which is not installed. "
+            f'Install it with: pip install "fedflat[{extra}]"'
+        )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the closest known name, or the list of known names."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f" Did you mean '{close[0]}'?"
+    return f" Known: {', '.join(known)}."

@@ -1,0 +1,156 @@
+"""A module as one contiguous vector, and its gradient at any point.
+
+Trainable parameters are views of `vector` and their `.grad` are views of `grad`, so every piece of algebra on
+models is one operation on one tensor. To take a gradient elsewhere, write the point into `vector`: nothing is
+copied per parameter, no module is ever duplicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .errors import FedflatError
+
+SMALLEST_NORM = 1e-12
+"""Below this length a vector has no direction: `n(v) = 0`."""
+
+
+def inverse_norm(vector: Tensor) -> float:
+    """`1/‖v‖₂` over all entries, and 0 where v is 0, so that `vector * inverse_norm(vector)` is n(v), n(0) = 0."""
+    norm = torch.linalg.vector_norm(vector).item()
+    return 1.0 / norm if norm > SMALLEST_NORM else 0.0
+
+
+def cosine(a: Tensor, b: Tensor) -> float | None:
+    """The cosine between two vectors; None where one of them is zero."""
+    scale = inverse_norm(a) * inverse_norm(b)
+    return torch.dot(a, b).item() * scale if scale else None
+
+
+class FlatModel:
+    """A module whose trainable parameters are one vector.
+
+    The module is taken over in place: its parameters become views of `vector`. Frozen parameters
+    (`requires_grad=False`) stay as they are and are no part of it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.module = module.to(device=device, dtype=dtype)
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise FedflatError(
+                f"{type(module).__name__} has no trainable parameters; "
+                "set requires_grad=True on what shall be trained."
+            )
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.shapes = [p.shape for p in self.parameters]
+        self.sizes = [p.numel() for p in self.parameters]
+        self.vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        self.grad = torch.zeros_like(self.vector)
+        for p, value, gradient in zip(
+            self.parameters, self.split(self.vector), self.split(self.grad), strict=True
+        ):
+            p.data = value
+            p.grad = gradient
+        self._buffers = [b for _, b in _persistent_buffers(module)]
+
+    @property
+    def size(self) -> int:
+        """The number of trainable parameters."""
+        return self.vector.numel()
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """The views of a flat vector that have the parameters' shapes, in the parameters' order."""
+        pieces = vector.split(self.sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The views of a flat vector under the parameters' names."""
+        return dict(zip(self.names, self.split(vector), strict=True))
+
+    def mask(self, choose: Callable[[str], bool]) -> Tensor:
+        """1 on the entries of the parameters whose name is chosen, 0 elsewhere."""
+        mask = torch.zeros_like(self.vector)
+        for name, view in self.named(mask).items():
+            view.fill_(float(choose(name)))
+        return mask
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def differentiate(self, loss: Tensor, into: list[Tensor]) -> None:
+        """Write the gradient of `loss` at the present point into the views `into` (no zeroing needed)."""
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        if any(g is None for g in gradients):
+            for view, gradient in zip(into, gradients, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+        else:
+            torch._foreach_copy_(into, gradients)
+
+    def gradient(self, loss: Callable[[nn.Module], Tensor], at: Tensor | None = None) -> Tensor:
+        """The gradient of `loss(module)` at `at` (default: where the model is), as a new vector."""
+        result = torch.empty_like(self.vector)
+        with self.at(at):
+            self.differentiate(loss(self.module), self.split(result))
+        return result
+
+    @contextmanager
+    def at(self, point: Tensor | None) -> Iterator[nn.Module]:
+        """The module at another point; afterwards every bit is as before (saved and copied back)."""
+        if point is None:
+            yield self.module
+            return
+        saved = self.vector.clone()
+        try:
+            self.vector.copy_(point)
+            yield self.module
+        finally:
+            self.vector.copy_(saved)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The module in evaluation mode (dropout off, normalisation by running statistics)."""
+        if not self.module.training:
+            yield self.module
+            return
+        self.module.eval()
+        try:
+            yield self.module
+        finally:
+            self.module.train()
+
+    # -- buffers -----------------------------------------------------------------------------------
+
+    def read_buffers(self) -> Tensor | None:
+        """All persistent buffers (BatchNorm statistics and counters) as one vector; None where there are none."""
+        if not self._buffers:
+            return None
+        return torch.cat([b.detach().to(self.vector.dtype).reshape(-1) for b in self._buffers])
+
+    def write_buffers(self, values: Tensor | None) -> None:
+        """Put back what `read_buffers` gave; whole-number buffers are rounded."""
+        if values is None:
+            return
+        pieces = values.split([b.numel() for b in self._buffers])
+        for buffer, piece in zip(self._buffers, pieces, strict=True):
+            value = piece.view(buffer.shape)
+            buffer.copy_(value if buffer.is_floating_point() else value.round())
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    seen: set[int] = set()
+    for prefix, child in module.named_modules():
+        for name, buffer in child._buffers.items():
+            if buffer is None or name in child._non_persistent_buffers_set or id(buffer) in seen:
+                continue
+            seen.add(id(buffer))
+            yield f"{prefix}.{name}" if prefix else name, buffer

@@ -1,0 +1,1 @@
+"""How flat a model's surroundings are."""

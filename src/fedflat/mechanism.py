@@ -1,0 +1,178 @@
+"""What a mechanism is: one idea of federated optimisation, its client half beside its server half.
+
+A mechanism is a small frozen dataclass. It overrides only the hooks it needs; they follow the life of a round:
+
+    server_state  what the server keeps, with initial values        (once)
+    start         where the clients start, if not at w              (server)
+    send          what only this one client receives                (server, per client)
+    begin         prepare the local round                           (client)
+    shift         move the point where the gradient is taken        (client, per step)
+    loss          a term added to the loss                          (client, per gradient)
+    direction     correct the descent direction                     (client, per step)
+    end           update what the client keeps, name what it uploads (client)
+    receive       look at one accepted upload, in client order      (server, per client)
+    combine       transform the aggregated update                   (server)
+    finish        refresh references and scalars for the next round (server)
+
+Its `contract` says what moves because of it and what it costs; `Method` checks contracts when it is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+from torch import Tensor
+
+from .errors import FedflatError
+
+if TYPE_CHECKING:
+    from .local import Local, Step
+    from .messages import Upload
+    from .server import Server
+
+Value = Tensor | float
+"""What state is made of: a vector (or None while it does not exist yet) or a number."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a mechanism keeps, moves, needs and costs, beyond the model and its update."""
+
+    client: tuple[str, ...] = ()
+    """vectors kept per client, by the client"""
+    server_per_client: tuple[str, ...] = ()
+    """vectors kept per client, by the server"""
+    down: tuple[str, ...] = ()
+    """names of server state that every client receives"""
+    each: tuple[str, ...] = ()
+    """vectors made by `send` for one client at a time"""
+    up: tuple[str, ...] = ()
+    """vectors that `end` uploads beside the update"""
+    reads: tuple[str, ...] = ()
+    """names of server state or of sent vectors that another mechanism must provide"""
+    forward: int = 0
+    """forward passes added to every local step"""
+    backward: int = 0
+    """backward passes added to every local step"""
+    after: tuple[str, ...] = ()
+    """mechanisms that must stand before this one, if they are there at all"""
+    before: tuple[str, ...] = ()
+    """mechanisms that must stand after this one, if they are there at all"""
+
+
+def number(
+    default: float | None | object = dataclasses.MISSING,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    optional: bool = False,
+) -> Any:
+    """A numeric hyper-parameter with its range, checked when the mechanism is built."""
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    return dataclasses.field(default=default, metadata={"bounds": bounds, "optional": optional})
+
+
+def choice(default: str, *others: str) -> Any:
+    """A hyper-parameter that is one of a few words; the first is the default."""
+    return dataclasses.field(default=default, metadata={"words": (default, *others)})
+
+
+_HOLDS = {
+    "at least": lambda value, bound: value >= bound,
+    "above": lambda value, bound: value > bound,
+    "at most": lambda value, bound: value <= bound,
+    "below": lambda value, bound: value < bound,
+}
+
+
+def check_parameters(thing: Any, label: str) -> None:
+    """Hold every field declared with `number` or `choice` against its range."""
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        words, bounds = field.metadata.get("words"), field.metadata.get("bounds")
+        if words is not None and value not in words:
+            listed = " or ".join(repr(word) for word in words)
+            raise FedflatError(f"{label}: {field.name} must be {listed}, not {value!r}.")
+        if bounds is None or (value is None and field.metadata["optional"]):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise FedflatError(f"{label}: {field.name} must be a number, not {value!r}.")
+        wrong = [k for k, b in bounds.items() if b is not None and not _HOLDS[k](value, b)]
+        if wrong:
+            ranges = " and ".join(f"{k} {b:g}" for k, b in bounds.items() if b is not None)
+            raise FedflatError(f"{label}: {field.name} must be {ranges}, not {value:g}.")
+
+
+registry: dict[str, type[Mechanism]] = {}
+"""Every mechanism by the name it has in a composition, such as `local-ascent`."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(number, choice))
+class Mechanism:
+    """One idea. Subclasses become frozen dataclasses and get a name: `LocalAscent` is `local-ascent`."""
+
+    name: ClassVar[str] = "mechanism"
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+        dataclass(frozen=True)(cls)
+        registry[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        check_parameters(self, self.name)
+
+    def contract(self) -> Contract:
+        """What it keeps, moves, needs and costs."""
+        return Contract()
+
+    # -- hooks, in the order of a round ------------------------------------------------------------
+
+    def server_state(self, w: Tensor) -> Mapping[str, Value | None]:
+        """Name what the server keeps, with initial values; None is "nothing yet"."""
+        return {}
+
+    def start(self, server: Server, w: Tensor) -> Tensor:
+        """Where clients start this round; updates, proximal terms and duals are relative to it."""
+        return w
+
+    def send(self, server: Server, client: int) -> Mapping[str, Tensor]:
+        """Vectors that only this client receives."""
+        return {}
+
+    def begin(self, local: Local) -> None:
+        """Prepare the client's round."""
+
+    def shift(self, step: Step) -> None:
+        """Move the point where the gradient is taken, with `step.move`."""
+
+    def loss(self, step: Step, outputs: Tensor) -> Tensor:
+        """A term added to the loss, from the model's outputs on the step's batch."""
+        return outputs.new_zeros(())
+
+    def direction(self, step: Step, d: Tensor) -> None:
+        """Correct the descent direction `d` in place."""
+
+    def end(self, local: Local) -> Mapping[str, Tensor]:
+        """Update `local.state`; return the named vectors to upload beside the update."""
+        return {}
+
+    def receive(self, server: Server, upload: Upload) -> None:
+        """Look at one accepted upload, in client order; keep sums (`server.add`), never the upload."""
+
+    def combine(self, server: Server, update: Tensor) -> Tensor:
+        """Transform the aggregated update (in place or into another vector)."""
+        return update
+
+    def finish(self, server: Server) -> None:
+        """Refresh references and scalars; `server.w` is the new model, `server.step` what led to it."""
+
+
+def overrides(mechanism: Mechanism, hook: str) -> bool:
+    """Whether a mechanism has its own version of a hook."""
+    return getattr(type(mechanism), hook) is not getattr(Mechanism, hook)

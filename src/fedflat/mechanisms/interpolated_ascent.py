@@ -1,0 +1,68 @@
+"""Ascent between the client's own perturbed model and the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..flat import inverse_norm
+from ..mechanism import Contract, Mechanism, number
+
+if TYPE_CHECKING:
+    from ..local import Step
+    from ..messages import Upload
+    from ..server import Server
+
+
+class InterpolatedAscent(Mechanism):
+    """The gradient is taken at `c w̃ + (1−c)(w_k + ρ n(∇ℓ(w_k)))`: FedGF (Lee and Yoon 2024).
+
+    After every round the server sets `w̃ = w^{r+1} + ρ_g n(w^r − w^{r+1})` and c to the fraction of the last
+    `window` rounds in which the clients diverged, `mean ‖Δ_i‖ > threshold`. Round 0 is FedSAM. A given `c` is
+    constant, from round 1 on.
+    """
+
+    rho: float = number(0.05, at_least=0)
+    threshold: float = number(0.2, at_least=0)
+    window: int = number(30, at_least=1)
+    rho_global: float | None = number(None, at_least=0, optional=True)
+    c: float | None = number(None, at_least=0, at_most=1, optional=True)
+
+    def contract(self) -> Contract:
+        """w̃ and c travel down; one more pass."""
+        return Contract(
+            down=("perturbed", "c"), forward=1, backward=1, after=("nesterov-momentum",)
+        )
+
+    def server_state(self, w: Tensor) -> Mapping[str, Tensor | float | None]:
+        """No perturbed model and no history yet."""
+        return {"perturbed": None, "c": 0.0, "diverged": None}
+
+    def shift(self, step: Step) -> None:
+        """Interpolate two models: all displacements are from the point before this mechanism."""
+        c, perturbed = step.local.received["c"], step.local.received.get("perturbed")
+        gradient = step.gradient()
+        if perturbed is not None and c:
+            toward = torch.sub(perturbed, step.point, out=step.local.scratch("w̃ − w"))
+            step.move(toward, c)
+        step.move(gradient, (1.0 - c) * self.rho * inverse_norm(gradient))
+
+    def receive(self, server: Server, upload: Upload) -> None:
+        """How far this client went."""
+        server.tally("distance", torch.linalg.vector_norm(upload.update).item())
+
+    def finish(self, server: Server) -> None:
+        """The controller, and the global perturbation for the next round."""
+        diverged = float(server.tallied("distance") / server.accepted > self.threshold)
+        history = server.get("diverged")
+        past = history.tolist() if isinstance(history, Tensor) else []
+        recent = torch.tensor([*past, diverged][-self.window :], dtype=torch.float64)
+        server["diverged"] = recent
+        server["c"] = recent.mean().item() if self.c is None else self.c
+        rho = self.rho if self.rho_global is None else self.rho_global
+        server["perturbed"] = torch.sub(
+            server.w, server.step, alpha=rho * inverse_norm(server.step)
+        )

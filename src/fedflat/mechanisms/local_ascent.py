@@ -1,0 +1,72 @@
+"""Ascent along the client's own gradient: the SAM step of FedSAM, and FedASAM's adaptive one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..flat import inverse_norm
+from ..mechanism import Contract, Mechanism, number
+from .momentum_blend import BLENDS
+
+if TYPE_CHECKING:
+    from ..local import Step
+
+
+class LocalAscent(Mechanism):
+    """`δ = ρ n(∇ℓ(w_k))`, then `d = (1−a) ∇ℓ(w_k) + a ∇ℓ(w_k+δ)` with `a = mix`.
+
+    FedSAM (Qu et al. 2022; Caldarola et al. 2022) has a = 1. FedSpeed's text (Sun et al. 2023) has
+    `normalize=False`, `δ = ρ ∇ℓ(w_k)`, and a free mixing weight.
+    """
+
+    rho: float = number(0.05, at_least=0)
+    normalize: bool = True
+    mix: float = number(1.0, at_least=0, at_most=1)
+
+    def contract(self) -> Contract:
+        """One more forward and backward pass per step; mixing comes before any correction."""
+        corrections = (*BLENDS, "control-variates", "dual-correction", "dynamic-regulariser", "proximal")
+        return Contract(
+            forward=1,
+            backward=1,
+            after=("nesterov-momentum",),
+            before=corrections if self.mix != 1.0 else (),
+        )
+
+    def shift(self, step: Step) -> None:
+        """Move the point uphill."""
+        gradient = step.gradient()
+        step.move(gradient, self.rho * (inverse_norm(gradient) if self.normalize else 1.0))
+
+    def direction(self, step: Step, d: Tensor) -> None:
+        """Mix the two gradients."""
+        if self.mix != 1.0:
+            d.lerp_(step.first, 1.0 - self.mix)
+
+
+class AdaptiveAscent(Mechanism):
+    """`δ = ρ T² g / ‖T g‖` with `T = |w_k| + η` on tensors named weight and 1 on all others.
+
+    FedASAM (Caldarola et al. 2022), after ASAM; invariant to rescaling of the weights.
+    """
+
+    rho: float = number(0.7, at_least=0)
+    eta: float = number(0.2, at_least=0)
+
+    def contract(self) -> Contract:
+        """One more forward and backward pass per step."""
+        return Contract(forward=1, backward=1, after=("nesterov-momentum",))
+
+    def shift(self, step: Step) -> None:
+        """Move the point uphill, far where weights are large."""
+        local = step.local
+        if self not in local.notes:
+            local.notes[self] = local.model.mask(lambda name: "weight" in name.split(".")[-1])
+        is_weight = local.notes[self]
+        scale = torch.abs(step.w, out=local.scratch("adaptive scale"))
+        scale.add_(self.eta - 1.0).mul_(is_weight).add_(1.0)
+        scaled = scale * step.gradient()
+        step.move(scale.mul_(scaled), self.rho * inverse_norm(scaled))

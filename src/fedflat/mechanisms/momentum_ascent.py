@@ -1,0 +1,32 @@
+"""Ascent along the server's momentum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..flat import inverse_norm
+from ..mechanism import Contract, Mechanism, number
+
+if TYPE_CHECKING:
+    from ..local import Local, Step
+
+
+class MomentumAscent(Mechanism):
+    """`δ = −ρ n(m)`: m leads downhill, so −m leads uphill. No extra pass.
+
+    FedNSAM (Liu et al. 2025), the perturbation of Algorithm 1.
+    """
+
+    rho: float = number(0.1, at_least=0)
+
+    def contract(self) -> Contract:
+        """Needs the server's momentum at the clients."""
+        return Contract(down=("momentum",))
+
+    def begin(self, local: Local) -> None:
+        """The length does not change during the round."""
+        local.notes[self] = -self.rho * inverse_norm(local.received["momentum"])
+
+    def shift(self, step: Step) -> None:
+        """Move against the momentum."""
+        step.move(step.local.received["momentum"], step.local.notes[self])

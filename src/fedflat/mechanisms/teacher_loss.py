@@ -1,0 +1,115 @@
+"""Losses that keep a client close to what a frozen teacher predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..mechanism import Contract, Mechanism, choice, number
+
+if TYPE_CHECKING:
+    from ..local import Local, Step
+    from ..server import Server
+
+
+def distillation(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
+    """`τ² KL( softmax(z_teacher/τ) ‖ softmax(z/τ) )`, the mean over the batch."""
+    target = F.log_softmax(teacher / tau, dim=-1)
+    given = F.log_softmax(student / tau, dim=-1)
+    rows = given.numel() // given.shape[-1]
+    return F.kl_div(given, target, reduction="sum", log_target=True) * (tau**2 / rows)
+
+
+class TrajectoryLoss(Mechanism):
+    """`ℓ ← ℓ + γ τ² KL( f(e) ‖ f(w) )` with the average of past global models, `e ← αe + (1−α)w^{t+1}`.
+
+    FedGMT (Li et al. 2025), Eq. 9 and Algorithm 1 line 18; the factor τ² is the released code's.
+    """
+
+    alpha: float = number(0.95, at_least=0, at_most=1)
+    gamma: float = number(1.0, at_least=0)
+    tau: float = number(3.0, above=0)
+
+    def contract(self) -> Contract:
+        """e travels down; one more forward pass."""
+        return Contract(down=("ema",), forward=1)
+
+    def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
+        """`e = w⁰`."""
+        return {"ema": w.clone()}
+
+    def loss(self, step: Step, outputs: Tensor) -> Tensor:
+        """Distil from the average model on the same batch."""
+        teacher = step.outputs_at(step.local.received["ema"])
+        return self.gamma * distillation(teacher, outputs, self.tau)
+
+    def finish(self, server: Server) -> None:
+        """The moving average takes in the new model."""
+        server.vector("ema").lerp_(server.w, 1.0 - self.alpha)
+
+
+class OwnTrajectoryLoss(Mechanism):
+    """The trajectory loss with an average that the client keeps itself, `e_i ← αe_i + (1−α)w^t` on receipt.
+
+    FedGMT-v2 (Li et al. 2025), Algorithm 1 line 7. The first time `e_i = w^t`, or, with `first="initial"`, e_i
+    starts as w⁰, which the server then has to send.
+    """
+
+    alpha: float = number(0.5, at_least=0, at_most=1)
+    gamma: float = number(1.0, at_least=0)
+    tau: float = number(3.0, above=0)
+    first: str = choice("received", "initial")
+
+    def contract(self) -> Contract:
+        """e_i kept by the client; one more forward pass."""
+        down = ("initial",) if self.first == "initial" else ()
+        return Contract(client=("ema",), down=down, forward=1)
+
+    def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
+        """w⁰, if clients need it."""
+        return {"initial": w.clone()} if self.first == "initial" else {}
+
+    def begin(self, local: Local) -> None:
+        """The moving average takes in the model just received."""
+        old = local.state.get("ema")
+        if old is None:
+            old = local.received["initial"] if self.first == "initial" else local.start
+        local.state["ema"] = torch.lerp(old, local.start, 1.0 - self.alpha)
+
+    def loss(self, step: Step, outputs: Tensor) -> Tensor:
+        """Distil from the client's average model on the same batch."""
+        teacher = step.outputs_at(step.local.state["ema"])
+        return self.gamma * distillation(teacher, outputs, self.tau)
+
+
+class NotTrueDistillation(Mechanism):
+    """`ℓ ← ℓ + γ τ² KL( f̃(w^t) ‖ f̃(w) )` on the logits without the true class: FedNTD (Lee et al. 2022).
+
+    The teacher is the model the client received.
+    """
+
+    gamma: float = number(1.0, at_least=0)
+    tau: float = number(1.0, above=0)
+
+    def contract(self) -> Contract:
+        """One more forward pass."""
+        return Contract(forward=1)
+
+    def loss(self, step: Step, outputs: Tensor) -> Tensor:
+        """Preserve the global view of the other classes."""
+        teacher = step.outputs_at(step.local.start)
+        others = without_true_class(outputs, step.targets)
+        return self.gamma * distillation(
+            without_true_class(teacher, step.targets), others, self.tau
+        )
+
+
+def without_true_class(logits: Tensor, targets: Tensor) -> Tensor:
+    """The C−1 logits of the other classes."""
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    others = classes != targets.unsqueeze(-1)
+    return logits[others].view(*targets.shape, -1)

@@ -1,0 +1,73 @@
+"""What travels between server and clients: named vectors and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+Values = Mapping[str, Tensor | float]
+
+
+def vectors_in(values: Values) -> int:
+    """How many of the values are vectors."""
+    return sum(isinstance(value, Tensor) for value in values.values())
+
+
+def bytes_in(values: Values) -> int:
+    """How many bytes the values take: vectors as they are, numbers as doubles."""
+    return sum(
+        value.numel() * value.element_size() if isinstance(value, Tensor) else 8
+        for value in values.values()
+    )
+
+
+@dataclass
+class Download:
+    """What one client receives: the point to start from and whatever the method sends beside it."""
+
+    round: int
+    lr: float
+    start: Tensor
+    values: Values = field(default_factory=dict)
+    buffers: Tensor | None = None
+
+    @property
+    def vectors(self) -> int:
+        """Model-sized vectors in it."""
+        return 1 + vectors_in(self.values)
+
+    @property
+    def bytes(self) -> int:
+        """Its size on the wire, without framing."""
+        return bytes_in(self.values | {"start": self.start, **_buffers(self.buffers)})
+
+
+@dataclass
+class Upload:
+    """What one client returns, and what a simulation learns beside it."""
+
+    client: int
+    round: int
+    samples: int
+    steps: int
+    update: Tensor
+    """`Δ_i = w_{i,K} − w_{i,0}`, descent-signed."""
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers: Tensor | None = None
+    loss: float = float("nan")
+    """mean training loss over the local steps, at the points where gradients were taken"""
+    forward: int = 0
+    backward: int = 0
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """what the client keeps for its next round; committed only if the upload is accepted"""
+
+    @property
+    def bytes(self) -> int:
+        """Its size on the wire, without framing."""
+        return bytes_in({**self.vectors, "update": self.update, **_buffers(self.buffers)})
+
+
+def _buffers(buffers: Tensor | None) -> Values:
+    return {} if buffers is None else {"buffers": buffers}

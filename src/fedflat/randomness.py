@@ -1,0 +1,34 @@
+"""All randomness of a run, drawn from counter-based generators keyed by what it is for.
+
+A draw depends on `(seed, purpose, round, client)` and on nothing else: not on the engine, the number of
+workers, the order in which clients are processed, or on how often the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def key(seed: int, purpose: str, *place: int) -> int:
+    """128 bits that identify one stream of random numbers."""
+    text = ":".join([str(int(seed)), purpose, *(str(int(p)) for p in place)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+
+
+def generator(seed: int, purpose: str, *place: int) -> np.random.Generator:
+    """A Philox generator for one purpose in one place, usually `(round, client)`."""
+    return np.random.Generator(np.random.Philox(key=key(seed, purpose, *place)))
+
+
+@contextmanager
+def torch_seeded(seed: int, purpose: str, *place: int) -> Iterator[None]:
+    """Seed torch's own generators inside the block (weight initialisation, dropout), restore them after it."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(key(seed, purpose, *place) % 2**63)
+        yield

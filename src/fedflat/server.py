@@ -1,0 +1,200 @@
+"""The server's round: send, validate and fold uploads in client order, combine, finish.
+
+Uploads are never collected: each one is folded into sums as it comes, so memory does not grow with the number
+of active clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .errors import FedflatError
+from .mechanism import Value, overrides
+from .messages import Download, Upload
+from .method import Method
+from .store import ClientStore
+
+
+class RejectedUpload(FedflatError):
+    """An upload that must not touch the model, with the client, the round and the reason."""
+
+
+class Server:
+    """The global model, what the method keeps beside it, and the sums of the round under way.
+
+    `server.w` is the flat global model, `server["ema"]` a named vector or number of the method's.
+    """
+
+    def __init__(
+        self,
+        w: Tensor,
+        method: Method,
+        clients: int,
+        weighting: str = "samples",
+        buffers: Tensor | None = None,
+    ) -> None:
+        self.w = w
+        self.method = method
+        self.clients = clients
+        """`M`, all clients, active or not"""
+        self.weighting = weighting
+        self.buffers = buffers
+        self.state: dict[str, Value | None] = {}
+        for mechanism in method.mechanisms:
+            self.state.update(mechanism.server_state(w))
+        self.per_client = ClientStore()
+        """what the server keeps for every client"""
+        self._receivers = [m for m in method.mechanisms if overrides(m, "receive")]
+        self._senders = [m for m in method.mechanisms if overrides(m, "send")]
+        self.average = w
+        """the plain average of the client models of the last round"""
+        self.step = torch.zeros_like(w)
+        """what the last round added to w"""
+        self.open(0, 0.0)
+
+    # -- state, as mechanisms see it ---------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Value:
+        value = self.state[name]
+        if value is None:
+            raise KeyError(f"'{name}' has no value before the first round.")
+        return value
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        if name not in self.state:
+            raise KeyError(f"No mechanism of {self.method.name} keeps '{name}' on the server.")
+        self.state[name] = value
+
+    def get(self, name: str, default: Value | None = None) -> Value | None:
+        """A value, or the default where there is none (yet)."""
+        value = self.state.get(name)
+        return default if value is None else value
+
+    def vector(self, name: str) -> Tensor:
+        """A named vector; it may be changed in place."""
+        value = self[name]
+        assert isinstance(value, Tensor), name
+        return value
+
+    def scalar(self, name: str, default: float | None = None) -> float:
+        """A named number."""
+        value = self.get(name, default)
+        assert isinstance(value, float | int), name
+        return float(value)
+
+    def scalars(self) -> dict[str, float]:
+        """All named numbers, such as FedGF's c or FedWMSAM's alpha."""
+        return {k: float(v) for k, v in self.state.items() if isinstance(v, float | int)}
+
+    def of(self, client: int) -> dict[str, Tensor]:
+        """What the server keeps of one client; `keep` stores it again."""
+        return self.per_client.get(client)
+
+    def keep(self, client: int, name: str, value: Tensor) -> None:
+        """Keep a vector of one client."""
+        self.per_client.put(client, {**self.of(client), name: value})
+
+    # -- sums of the round under way ---------------------------------------------------------------
+
+    def add(self, name: str, vector: Tensor, weight: float = 1.0) -> None:
+        """Add to a sum over this round's uploads."""
+        if name in self._totals:
+            self._totals[name].add_(vector, alpha=weight)
+        else:
+            self._totals[name] = vector * weight
+
+    def total(self, name: str) -> Tensor:
+        """A sum over this round's uploads."""
+        return self._totals[name]
+
+    def tally(self, name: str, value: float) -> None:
+        """Add to a sum of numbers over this round's uploads."""
+        self._tallies[name] = self._tallies.get(name, 0.0) + value
+
+    def tallied(self, name: str) -> float:
+        """A sum of numbers over this round's uploads."""
+        return self._tallies[name]
+
+    def weight(self, upload: Upload) -> float:
+        """The weight of an upload in the average, before division by `total_weight`."""
+        return float(upload.samples) if self.weighting == "samples" else 1.0
+
+    # -- the round ---------------------------------------------------------------------------------
+
+    def open(self, round: int, lr: float) -> None:
+        """Begin a round."""
+        self.round, self.lr = round, lr
+        self.accepted = 0
+        self.total_weight = 0.0
+        self._totals: dict[str, Tensor] = {}
+        self._tallies: dict[str, float] = {}
+        self._start = self.w
+        for mechanism in self.method.mechanisms:
+            self._start = mechanism.start(self, self._start)
+        self._common = {
+            name: value for name in self.method.down if (value := self.state[name]) is not None
+        }
+
+    def download(self, client: int) -> Download:
+        """What a client receives this round."""
+        values: dict[str, Value] = dict(self._common)
+        for mechanism in self._senders:
+            values.update(mechanism.send(self, client))
+        return Download(self.round, self.lr, self._start, values, self.buffers)
+
+    def receive(self, upload: Upload) -> None:
+        """Fold one upload into the round; raises `RejectedUpload` and leaves no trace if it is bad."""
+        reason = self.fault(upload)
+        if reason:
+            raise RejectedUpload(f"client {upload.client}, round {upload.round}: {reason}")
+        weight = self.weight(upload)
+        self.accepted += 1
+        self.total_weight += weight
+        self.add("update", upload.update, weight)
+        if upload.buffers is not None:
+            self.add("buffers", upload.buffers, weight)
+        for mechanism in self._receivers:
+            mechanism.receive(self, upload)
+
+    def fault(self, upload: Upload) -> str | None:
+        """Why an upload must be refused; None if it is good."""
+        vectors: Mapping[str, object] = {"update": upload.update, **upload.vectors}
+        missing = [name for name in self.method.up if name not in upload.vectors]
+        if missing:
+            return f"the upload lacks '{missing[0]}', which {self.method.name} needs."
+        unknown = [name for name in upload.vectors if name not in self.method.up]
+        if unknown:
+            return f"the upload holds '{unknown[0]}', which {self.method.name} does not know."
+        for name, vector in vectors.items():
+            if not isinstance(vector, Tensor) or vector.shape != self.w.shape:
+                shape = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
+                return f"'{name}' has shape {shape}, expected {tuple(self.w.shape)}."
+            if vector.dtype != self.w.dtype:
+                return f"'{name}' has type {vector.dtype}, expected {self.w.dtype}."
+            # a sum is finite only if every entry is (or cancels no infinity): one pass, no copy
+            if not math.isfinite(vector.sum().item()) and not bool(torch.isfinite(vector).all()):
+                return f"'{name}' holds NaN or infinite values."
+        if upload.samples <= 0 or upload.steps <= 0:
+            return f"{upload.samples} samples and {upload.steps} steps: both must be positive."
+        if upload.buffers is not None and not bool(torch.isfinite(upload.buffers).all()):
+            return "its buffers hold NaN or infinite values."
+        return None
+
+    def close(self) -> None:
+        """End the round: combine, step, finish. A round without uploads changes nothing."""
+        if not self.accepted:
+            return
+        update = self.total("update").div_(self.total_weight)
+        self.average = self._start + update
+        for mechanism in self.method.mechanisms:
+            update = mechanism.combine(self, update)
+        self.step = update
+        self.w = self.w + update
+        if "buffers" in self._totals:
+            self.buffers = self.total("buffers").div_(self.total_weight)
+        for mechanism in self.method.mechanisms:
+            mechanism.finish(self)

@@ -1,0 +1,229 @@
+"""`train()`: rounds of participate, send, train locally, validate, combine, finish, evaluate, record."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .composition import as_method
+from .data.federation import Federation
+from .engines import Engine, Job, make_engine
+from .errors import FedflatError, nearest
+from .evaluation import evaluate as evaluate_model
+from .flat import FlatModel
+from .local import LocalSGD, LossFunction
+from .messages import Upload
+from .method import Method
+from .models import build_model
+from .participation import Everyone, Participation, Uniform
+from .recording import Recorder
+from .server import RejectedUpload, Server
+from .store import ClientStore
+
+BUFFER_POLICIES = ("average", "local", "server", "reset")
+
+
+@dataclass
+class Round:
+    """What happened in one round. `server` is live: read `server.w` during `on_round`, copy what you keep."""
+
+    index: int
+    clients: list[int]
+    """the active clients whose uploads were accepted"""
+    server: Server = field(repr=False)
+    accuracy: float | None = None
+    loss: float | None = None
+    """test loss"""
+    train_loss: float | None = None
+    rejected: list[str] = field(default_factory=list)
+    """a sentence for every upload that was refused"""
+    steps: int = 0
+    forward: int = 0
+    backward: int = 0
+    """passes over a batch, all clients together"""
+    vectors_down: int = 0
+    vectors_up: int = 0
+    """model-sized vectors sent and received, all clients together"""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    lr: float = 0.0
+    seconds: float = 0.0
+    """sending, local training and aggregation, without evaluation"""
+    scalars: dict[str, float] = field(default_factory=dict)
+    """the method's own numbers after the round, such as c or alpha"""
+
+    def row(self) -> dict[str, Any]:
+        """As plain values, for a table or a file."""
+        shown = {k: v for k, v in self.__dict__.items() if k != "server"}
+        return {**shown, "clients": list(self.clients), "scalars": dict(self.scalars)}
+
+
+@dataclass
+class Run:
+    """A finished training: one row per round, the trained module, and the server as it ended."""
+
+    method: Method
+    history: list[dict[str, Any]]
+    model: nn.Module
+    server: Server
+    clients: ClientStore
+    """what the clients kept, in a simulation"""
+    flat: FlatModel
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy after the last evaluated round."""
+        evaluated = [row["accuracy"] for row in self.history if row["accuracy"] is not None]
+        return evaluated[-1] if evaluated else None
+
+    def total(self, column: str) -> float:
+        """The sum of a column over all rounds, such as `bytes_up` or `forward`."""
+        return sum(row[column] for row in self.history)
+
+
+def train(
+    federation: Federation,
+    model: str | nn.Module = "mlp",
+    method: str | Method = "fedavg",
+    local: LocalSGD | None = None,
+    participation: Participation | int | None = None,
+    rounds: int = 100,
+    weighting: str = "samples",
+    evaluate: str = "server",
+    eval_every: int = 1,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    engine: str | Engine = "inprocess",
+    buffers: str = "average",
+    on_bad_upload: str = "skip",
+    loss: LossFunction = F.cross_entropy,
+    out: str | Path | None = None,
+    on_round: Callable[[Round], None] | None = None,
+) -> Run:
+    """Train one model across the clients of a federation.
+
+    Args:
+        federation: the clients' data and the test set.
+        model: a name (see `fedflat.models`), or any module: its current weights are the start, it is not changed.
+        method: a method, its name, or a composition such as `"local-ascent(rho=0.05) + control-variates"`.
+        local: the clients' optimiser, `LocalSGD()` by default.
+        participation: who takes part; a number n is `Uniform(n)`, None is `Everyone()`.
+        rounds: communication rounds.
+        weighting: average client updates by `"samples"` or `"uniform"`.
+        evaluate: test the model that would be broadcast next, `"server"`, or the plain `"average"` of the clients'.
+        eval_every: test after every so many rounds, and after the last.
+        seed: of everything random: participation, batches, dropout, and the weights of a named model.
+        dtype: `torch.float32` or `torch.float64`.
+        device: where to compute.
+        engine: where clients run: `"inprocess"`.
+        buffers: of the model (BatchNorm statistics): `"average"` them at the server, keep them `"local"` at each
+            client, leave the `"server"`'s as they are, or `"reset"` them before every local round and average.
+        on_bad_upload: `"skip"` an upload with NaN, a wrong shape or a missing vector, or `"stop"`.
+        loss: from outputs and targets to the mean loss of a batch.
+        out: a directory to write metrics and the trained model to.
+        on_round: called after every round with its `Round`.
+    """
+    method = as_method(method)
+    sgd = local or LocalSGD()
+    if participation is None or isinstance(participation, int):
+        participation = Everyone() if participation is None else Uniform(participation)
+    _one_of("weighting", weighting, ("samples", "uniform"))
+    _one_of("evaluate", evaluate, ("server", "average"))
+    _one_of("buffers", buffers, BUFFER_POLICIES)
+    _one_of("on_bad_upload", on_bad_upload, ("skip", "stop"))
+    if rounds < 1 or eval_every < 1:
+        raise FedflatError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1.")
+    participation.check(len(federation), rounds)
+
+    federation = federation.to(dtype, device)
+    module = copy.deepcopy(model) if isinstance(model, nn.Module) else build_model(model, federation, seed)
+    flat = FlatModel(module, dtype, device)
+    server = Server(flat.vector.clone(), method, len(federation), weighting, flat.read_buffers())
+    store = ClientStore()
+    runner = make_engine(engine)
+    recorder = Recorder(out, method=method, federation=federation, sgd=sgd, rounds=rounds, seed=seed)
+    history: list[dict[str, Any]] = []
+    runner.open(Job(federation, flat, method, sgd, loss, seed, buffers))
+    try:
+        for index in range(rounds):
+            began = time.perf_counter()
+            active = participation.choose(index, len(federation), seed)
+            record = _run_round(server, runner, store, active, index, sgd, on_bad_upload)
+            record.seconds = time.perf_counter() - began
+            last = index == rounds - 1
+            if federation.test is not None and (last or (index + 1) % eval_every == 0):
+                w = server.w if evaluate == "server" else server.average
+                flat.write_buffers(server.buffers)
+                score = evaluate_model(flat, w, federation.test, loss)
+                record.accuracy, record.loss = score.accuracy, score.loss
+            history.append(record.row())
+            recorder.round(history[-1])
+            if on_round is not None:
+                on_round(record)
+    finally:
+        runner.close()
+    flat.vector.copy_(server.w)
+    flat.write_buffers(server.buffers)
+    flat.module.eval()
+    recorder.finish(flat.module)
+    return Run(method, history, flat.module, server, store, flat)
+
+
+def _run_round(
+    server: Server,
+    engine: Engine,
+    store: ClientStore,
+    active: list[int],
+    index: int,
+    sgd: LocalSGD,
+    on_bad_upload: str,
+) -> Round:
+    record = Round(index, [], server, lr=sgd.lr_in(index))
+    server.open(index, record.lr)
+    losses = 0.0
+
+    def download(client: int) -> Any:
+        message = server.download(client)
+        record.vectors_down += message.vectors
+        record.bytes_down += message.bytes
+        return message
+
+    for upload in engine.uploads(active, download, store.get):
+        _count(record, upload)
+        try:
+            server.receive(upload)
+        except RejectedUpload as rejection:
+            if on_bad_upload == "stop":
+                raise
+            record.rejected.append(str(rejection))
+            continue
+        store.put(upload.client, upload.state)
+        record.clients.append(upload.client)
+        losses += upload.loss * server.weight(upload)
+    if server.accepted:
+        record.train_loss = losses / server.total_weight
+    server.close()
+    record.scalars = server.scalars()
+    return record
+
+
+def _count(record: Round, upload: Upload) -> None:
+    record.steps += upload.steps
+    record.forward += upload.forward
+    record.backward += upload.backward
+    record.vectors_up += 1 + len(upload.vectors)
+    record.bytes_up += upload.bytes
+
+
+def _one_of(argument: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise FedflatError(f"{argument}='{value}' is not possible.{nearest(str(value), allowed)}")

@@ -1,0 +1,1 @@
+"""Straight-line numpy versions of every method, sharing no code with the package."""
