@@ -77,15 +77,14 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
     try:
         call = ast.parse(f"f({arguments})", mode="eval").body
         assert isinstance(call, ast.Call)
-        if call.args:
-            raise FedflatError(
-                f"Write the parameters of {name} by name, such as {name}(rho=0.05), not '{text.strip()}'."
-            )
-        return name, {str(k.arg): _literal(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError):
+        given = {str(k.arg): _literal(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
         raise FedflatError(
             f"Cannot read the parameters of '{text.strip()}'. Write for example {name}(rho=0.05)."
         ) from None
+    if call.args:
+        raise FedflatError(f"Write the parameters of '{text.strip()}' by name, such as {name}(rho=0.05).")
+    return name, given
 
 
 def _literal(node: ast.expr) -> Any:

@@ -7,6 +7,7 @@ copied per parameter, no module is ever duplicated.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ SMALLEST_NORM = 1e-12
 
 
 def inverse_norm(vector: Tensor) -> float:
-    """`1/‖v‖₂` over all entries, and 0 where v is 0, so that `vector * inverse_norm(vector)` is n(v), n(0) = 0."""
+    """What makes `v` a unit vector: `1/‖v‖₂`, and 0 where v is 0, so that n(0) = 0."""
     norm = torch.linalg.vector_norm(vector).item()
     return 1.0 / norm if norm > SMALLEST_NORM else 0.0
 
@@ -64,6 +65,21 @@ class FlatModel:
             p.grad = gradient
         self._buffers = [b for _, b in _persistent_buffers(module)]
 
+    @classmethod
+    def of(cls, model: nn.Module | FlatModel) -> FlatModel:
+        """A flat copy of a module, which stays as it is; a flat model is returned itself."""
+        if isinstance(model, FlatModel):
+            return model
+        first = next(model.parameters())
+        return cls(copy.deepcopy(model), first.dtype, first.device)
+
+    def release(self) -> nn.Module:
+        """The module with parameters that own their memory again; this flat model is then done."""
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone()
+            parameter.grad = None
+        return self.module
+
     @property
     def size(self) -> int:
         """The number of trainable parameters."""
@@ -71,7 +87,7 @@ class FlatModel:
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """The views of a flat vector that have the parameters' shapes, in the parameters' order."""
-        pieces = vector.split(self.sizes)
+        pieces = torch.split(vector, self.sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
@@ -140,7 +156,7 @@ class FlatModel:
         """Put back what `read_buffers` gave; whole-number buffers are rounded."""
         if values is None:
             return
-        pieces = values.split([b.numel() for b in self._buffers])
+        pieces = torch.split(values, [b.numel() for b in self._buffers])
         for buffer, piece in zip(self._buffers, pieces, strict=True):
             value = piece.view(buffer.shape)
             buffer.copy_(value if buffer.is_floating_point() else value.round())

@@ -1,12 +1,12 @@
 """A client's round: begin, local steps, end; and the local optimiser.
 
-    x = start
-    for every batch:
-        the point is x plus every mechanism's shift
-        d is the gradient of (loss + every mechanism's term) at the point
-        every mechanism corrects d
-        x takes an SGD step along d       (clipping, then weight decay at x, then momentum)
-    upload x - start
+x = start
+for every batch:
+    the point is x plus every mechanism's shift
+    d is the gradient of (loss + every mechanism's term) at the point
+    every mechanism corrects d
+    x takes an SGD step along d       (clipping, then weight decay at x, then momentum)
+upload x - start
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class LocalSGD:
     `batch_size=None` is the full batch, so that `epochs=3` is then three steps.
     """
 
-    lr: float = number(0.1, above=0)
-    momentum: float = number(0.0, at_least=0, below=1)
-    weight_decay: float = number(0.0, at_least=0)
-    epochs: int | None = number(None, at_least=1, optional=True)
-    batch_size: int | None = number(50, at_least=1, optional=True)
-    steps: int | None = number(None, at_least=1, optional=True)
-    lr_decay: float = number(1.0, above=0, at_most=1)
+    lr: float = number(default=0.1, above=0)
+    momentum: float = number(default=0.0, at_least=0, below=1)
+    weight_decay: float = number(default=0.0, at_least=0)
+    epochs: int | None = number(default=None, at_least=1, optional=True)
+    batch_size: int | None = number(default=50, at_least=1, optional=True)
+    steps: int | None = number(default=None, at_least=1, optional=True)
+    lr_decay: float = number(default=1.0, above=0, at_most=1)
     """the learning rate of round t is `lr * lr_decay**t`"""
-    clip_norm: float | None = number(None, above=0, optional=True)
-    clip_stage: str = choice("direction", "gradient")
+    clip_norm: float | None = number(default=None, above=0, optional=True)
+    clip_stage: str = choice("direction", "gradient", default="direction")
     """clip the corrected direction, or the raw gradient before any correction"""
 
     def __post_init__(self) -> None:
@@ -205,9 +205,7 @@ class LocalTraining:
         self.forward = self.backward = 0
         self._loss_sum = torch.zeros((), dtype=model.vector.dtype, device=model.vector.device)
 
-    def run(
-        self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]
-    ) -> Upload:
+    def run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
         """The whole round of one client."""
         local = self.local
         local.round, local.client, local.lr = download.round, client, download.lr

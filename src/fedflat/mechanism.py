@@ -65,8 +65,8 @@ class Contract:
 
 
 def number(
-    default: float | None | object = dataclasses.MISSING,
     *,
+    default: float | object | None = dataclasses.MISSING,
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -78,9 +78,9 @@ def number(
     return dataclasses.field(default=default, metadata={"bounds": bounds, "optional": optional})
 
 
-def choice(default: str, *others: str) -> Any:
-    """A hyper-parameter that is one of a few words; the first is the default."""
-    return dataclasses.field(default=default, metadata={"words": (default, *others)})
+def choice(*words: str, default: str) -> Any:
+    """A hyper-parameter that is one of a few words."""
+    return dataclasses.field(default=default, metadata={"words": words})
 
 
 _HOLDS = {

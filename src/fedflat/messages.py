@@ -18,8 +18,7 @@ def vectors_in(values: Values) -> int:
 def bytes_in(values: Values) -> int:
     """How many bytes the values take: vectors as they are, numbers as doubles."""
     return sum(
-        value.numel() * value.element_size() if isinstance(value, Tensor) else 8
-        for value in values.values()
+        value.numel() * value.element_size() if isinstance(value, Tensor) else 8 for value in values.values()
     )
 
 
@@ -41,7 +40,7 @@ class Download:
     @property
     def bytes(self) -> int:
         """Its size on the wire, without framing."""
-        return bytes_in(self.values | {"start": self.start, **_buffers(self.buffers)})
+        return bytes_in({**self.values, "start": self.start, **_buffers(self.buffers)})
 
 
 @dataclass

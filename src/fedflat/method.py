@@ -19,7 +19,8 @@ class Cost:
 
     down: int
     """vectors sent to a client, the model among them"""
-    down_scalars: int
+    down_scalars: tuple[str, ...]
+    """numbers sent to a client"""
     up: int
     """vectors a client returns, its update among them"""
     forward: int
@@ -67,7 +68,7 @@ class Method:
         each = [name for c in contracts for name in c.each]
         return Cost(
             down=1 + len(down & set(vectors)) + len(each),
-            down_scalars=len(down - set(vectors)),
+            down_scalars=tuple(sorted(down - set(vectors))),
             up=1 + sum(len(c.up) for c in contracts),
             forward=1 + sum(c.forward for c in contracts),
             backward=1 + sum(c.backward for c in contracts),
@@ -131,9 +132,7 @@ class Method:
     def _check_order(self) -> None:
         """Orders that would silently mean something else are refused."""
         names = [m.name for m in self.mechanisms]
-        for position, (mechanism, contract) in enumerate(
-            zip(self.mechanisms, self.contracts, strict=True)
-        ):
+        for position, (mechanism, contract) in enumerate(zip(self.mechanisms, self.contracts, strict=True)):
             earlier, later = names[:position], names[position + 1 :]
             pairs = [(name, mechanism.name) for name in later if name in contract.after]
             pairs += [(mechanism.name, name) for name in earlier if name in contract.before]
@@ -169,7 +168,7 @@ def _givers_of(name: str) -> str:
 def _written(mechanism: Mechanism) -> str:
     given = [
         f"{f.name}={getattr(mechanism, f.name)!r}"
-        for f in dataclasses.fields(mechanism)
+        for f in dataclasses.fields(mechanism)  # type: ignore[arg-type]
         if f.default is dataclasses.MISSING or getattr(mechanism, f.name) != f.default
     ]
     return f"{mechanism.name}({', '.join(given)})" if given else mechanism.name

@@ -59,9 +59,7 @@ def fedavg(server_lr: float = 1.0) -> Method:
 @_named
 def fedavgm(momentum: float = 0.9, server_lr: float = 1.0) -> Method:
     """Heavy-ball momentum at the server."""
-    return Method(
-        "FedAvgM", [ServerMomentum(momentum), *_server_step(server_lr)], "Hsu et al., 2019"
-    )
+    return Method("FedAvgM", [ServerMomentum(momentum), *_server_step(server_lr)], "Hsu et al., 2019")
 
 
 @_named
@@ -73,9 +71,7 @@ def fedprox(mu: float = 0.1) -> Method:
 @_named
 def scaffold(server_lr: float = 1.0) -> Method:
     """Control variates, option II."""
-    return Method(
-        "SCAFFOLD", [ControlVariates(), *_server_step(server_lr)], "Karimireddy et al., ICML 2020"
-    )
+    return Method("SCAFFOLD", [ControlVariates(), *_server_step(server_lr)], "Karimireddy et al., ICML 2020")
 
 
 @_named
@@ -316,6 +312,4 @@ def fedavg_nesterov(momentum: float = 0.85) -> Method:
 @_named
 def fedsam_nesterov(rho: float = 0.1, momentum: float = 0.85) -> Method:
     """FedSAM at the extrapolated point, an ablation of FedNSAM."""
-    return Method(
-        "FedSAM+Nesterov", [NesterovMomentum(momentum), LocalAscent(rho)], "Liu et al., MM 2025"
-    )
+    return Method("FedSAM+Nesterov", [NesterovMomentum(momentum), LocalAscent(rho)], "Liu et al., MM 2025")

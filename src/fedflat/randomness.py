@@ -27,8 +27,8 @@ def generator(seed: int, purpose: str, *place: int) -> np.random.Generator:
 
 @contextmanager
 def torch_seeded(seed: int, purpose: str, *place: int) -> Iterator[None]:
-    """Seed torch's own generators inside the block (weight initialisation, dropout), restore them after it."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    """Seed torch's own generators inside the block (initial weights, dropout), restore them after it."""
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if on_gpu else []):
         torch.manual_seed(key(seed, purpose, *place) % 2**63)
         yield

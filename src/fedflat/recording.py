@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from torch import nn
 
 from .data.federation import Federation
@@ -66,4 +66,5 @@ class Recorder:
         """Write the trained model."""
         if self._metrics is not None:
             self._metrics.close()
-            save_model(module, str(self._out / "model.safetensors"))
+            weights = {name: value.contiguous() for name, value in module.state_dict().items()}
+            save_file(weights, str(self._out / "model.safetensors"))

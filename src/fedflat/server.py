@@ -135,9 +135,7 @@ class Server:
         self._start = self.w
         for mechanism in self.method.mechanisms:
             self._start = mechanism.start(self, self._start)
-        self._common = {
-            name: value for name in self.method.down if (value := self.state[name]) is not None
-        }
+        self._common = {name: value for name in self.method.down if (value := self.state[name]) is not None}
 
     def download(self, client: int) -> Download:
         """What a client receives this round."""

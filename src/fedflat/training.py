@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from .composition import as_method
 from .data.federation import Federation
@@ -76,7 +76,6 @@ class Run:
     server: Server
     clients: ClientStore
     """what the clients kept, in a simulation"""
-    flat: FlatModel
 
     @property
     def accuracy(self) -> float | None:
@@ -86,7 +85,7 @@ class Run:
 
     def total(self, column: str) -> float:
         """The sum of a column over all rounds, such as `bytes_up` or `forward`."""
-        return sum(row[column] for row in self.history)
+        return float(sum(row[column] for row in self.history))
 
 
 def train(
@@ -113,20 +112,20 @@ def train(
 
     Args:
         federation: the clients' data and the test set.
-        model: a name (see `fedflat.models`), or any module: its current weights are the start, it is not changed.
+        model: a name (see `fedflat.models`), or any module: its current weights are the start, unchanged.
         method: a method, its name, or a composition such as `"local-ascent(rho=0.05) + control-variates"`.
         local: the clients' optimiser, `LocalSGD()` by default.
         participation: who takes part; a number n is `Uniform(n)`, None is `Everyone()`.
         rounds: communication rounds.
         weighting: average client updates by `"samples"` or `"uniform"`.
-        evaluate: test the model that would be broadcast next, `"server"`, or the plain `"average"` of the clients'.
+        evaluate: test what would be broadcast next, `"server"`, or the plain `"average"` of the clients.
         eval_every: test after every so many rounds, and after the last.
         seed: of everything random: participation, batches, dropout, and the weights of a named model.
         dtype: `torch.float32` or `torch.float64`.
         device: where to compute.
         engine: where clients run: `"inprocess"`.
-        buffers: of the model (BatchNorm statistics): `"average"` them at the server, keep them `"local"` at each
-            client, leave the `"server"`'s as they are, or `"reset"` them before every local round and average.
+        buffers: of the model (BatchNorm statistics): `"average"` them at the server, keep them `"local"` at
+            each client, leave the `"server"`'s unchanged, or `"reset"` them before a local round and average.
         on_bad_upload: `"skip"` an upload with NaN, a wrong shape or a missing vector, or `"stop"`.
         loss: from outputs and targets to the mean loss of a batch.
         out: a directory to write metrics and the trained model to.
@@ -173,9 +172,9 @@ def train(
         runner.close()
     flat.vector.copy_(server.w)
     flat.write_buffers(server.buffers)
-    flat.module.eval()
-    recorder.finish(flat.module)
-    return Run(method, history, flat.module, server, store, flat)
+    trained = flat.release().eval()
+    recorder.finish(trained)
+    return Run(method, history, trained, server, store)
 
 
 def _run_round(

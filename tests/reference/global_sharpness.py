@@ -48,7 +48,7 @@ def fedgf(
                 x = sgd(x, run.grad(i, point))
             delta = delta + p[i] * (x - w)
             norms.append(np.linalg.norm(x - w))
-        indicators = (indicators + [float(np.mean(norms) > threshold)])[-window:]
+        indicators = [*indicators, float(np.mean(norms) > threshold)][-window:]
         if c is None:
             coefficient = float(np.mean(indicators))
         before, w = w, w + server_lr * delta

@@ -95,29 +95,21 @@ class MLP(NamedTuple):
         """Cross-entropy plus ``gamma tau^2 KL`` to the teacher's logits."""
         return self.ce(w, X, y) + gamma * tau**2 * kl(z_teacher, self.logits(w, X), tau)
 
-    def kd_grad(
-        self, w: Array, X: Array, y: Array, z_teacher: Array, gamma: float, tau: float
-    ) -> Array:
+    def kd_grad(self, w: Array, X: Array, y: Array, z_teacher: Array, gamma: float, tau: float) -> Array:
         """Gradient of :meth:`kd`, the teacher held constant."""
         dz = gamma * tau**2 * kl_grad(z_teacher, self.logits(w, X), tau)
         return self.ce_grad(w, X, y) + self.backward(w, X, dz)
 
     # cross-entropy + gamma tau^2 KL over the classes that are not the true one -------------------
 
-    def ntd(
-        self, w: Array, X: Array, y: Array, z_teacher: Array, gamma: float, tau: float
-    ) -> float:
+    def ntd(self, w: Array, X: Array, y: Array, z_teacher: Array, gamma: float, tau: float) -> float:
         """Cross-entropy plus ``gamma tau^2 KL`` on the not-true logits."""
         z = not_true(self.logits(w, X), y)
         return self.ce(w, X, y) + gamma * tau**2 * kl(not_true(z_teacher, y), z, tau)
 
-    def ntd_grad(
-        self, w: Array, X: Array, y: Array, z_teacher: Array, gamma: float, tau: float
-    ) -> Array:
+    def ntd_grad(self, w: Array, X: Array, y: Array, z_teacher: Array, gamma: float, tau: float) -> Array:
         """Gradient of :meth:`ntd`, the teacher constant; the true logits get no KL gradient."""
         z = self.logits(w, X)
         dz = np.zeros_like(z)
-        dz[np.arange(self.C) != y[:, None]] = kl_grad(
-            not_true(z_teacher, y), not_true(z, y), tau
-        ).ravel()
+        dz[np.arange(self.C) != y[:, None]] = kl_grad(not_true(z_teacher, y), not_true(z, y), tau).ravel()
         return self.ce_grad(w, X, y) + self.backward(w, X, gamma * tau**2 * dz)

@@ -20,8 +20,7 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 
 CLIENTS = [
-    (draw(i, size, 3), np.random.default_rng(100 + i).integers(0, 5, size))
-    for i, size in enumerate(SIZES)
+    (draw(i, size, 3), np.random.default_rng(100 + i).integers(0, 5, size)) for i, size in enumerate(SIZES)
 ]
 W0 = 0.5 * draw(7, NET.size)
 
@@ -203,12 +202,8 @@ def test_special_cases_across_hyper_parameters():
     off = {"momentum_correctors": False, "sam": False, "weighted": False}
     assert_same(run("fedwmsam", rho=0.1, alpha=0.2, decay=0.1, **off), run("fedcm", alpha=0.2))
     assert_same(run("fedacg", momentum_server=0.0, mu=0.3), run("fedprox", mu=0.3))
-    assert_same(
-        run("fedacg", momentum_server=0.7, mu=0.0), run("fedavg_nesterov", momentum_server=0.7)
-    )
-    assert_same(
-        run("fednsam", rho=0.1, momentum_server=0.0), run("fedlesam", rho=0.1, direction="server")
-    )
+    assert_same(run("fedacg", momentum_server=0.7, mu=0.0), run("fedavg_nesterov", momentum_server=0.7))
+    assert_same(run("fednsam", rho=0.1, momentum_server=0.0), run("fedlesam", rho=0.1, direction="server"))
 
 
 def test_full_participation_hides_the_difference_between_variants():

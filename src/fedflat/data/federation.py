@@ -84,9 +84,7 @@ class Federation:
                     f"client {number} has no samples. Use fewer clients or a milder partition."
                 )
             if int(index.min()) < 0 or int(index.max()) >= len(targets):
-                raise FedflatError(
-                    f"client {number} asks for row {int(index.max())} of {len(targets)}."
-                )
+                raise FedflatError(f"client {number} asks for row {int(index.max())} of {len(targets)}.")
         federation = cls([(inputs, targets)], test, classes, name)
         federation._indices = rows
         federation._sizes = [len(index) for index in rows]

@@ -80,9 +80,7 @@ class Pathological:
         return [np.sort(np.concatenate([shards[label].pop() for label in hand])) for hand in hands]
 
 
-def _deal(
-    priors: np.ndarray, labels: np.ndarray, clients: int, rng: np.random.Generator
-) -> list[np.ndarray]:
+def _deal(priors: np.ndarray, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Deal equal numbers of samples by the clients' class priors, without repetition."""
     _enough(len(labels), clients)
     pools = [rng.permutation(np.flatnonzero(labels == c)).tolist() for c in range(priors.shape[1])]
@@ -104,9 +102,7 @@ def _deal(
 
 def _enough(samples: int, needed: int) -> None:
     if samples < needed:
-        raise FedflatError(
-            f"{samples} samples cannot be dealt into {needed} parts; use fewer clients."
-        )
+        raise FedflatError(f"{samples} samples cannot be dealt into {needed} parts; use fewer clients.")
 
 
 def parse_partition(text: str) -> Partition:

@@ -17,9 +17,7 @@ class InProcess:
     def open(self, job: Job) -> None:
         """Build the one local trainer."""
         self._federation = job.federation
-        self._training = LocalTraining(
-            job.model, job.method, job.sgd, job.loss, job.seed, job.buffers
-        )
+        self._training = LocalTraining(job.model, job.method, job.sgd, job.loss, job.seed, job.buffers)
 
     def uploads(
         self,

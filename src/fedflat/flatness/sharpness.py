@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..evaluation import BATCH, evaluate
 from ..flat import FlatModel, inverse_norm
@@ -11,7 +11,7 @@ from ..local import LossFunction
 
 
 def sharpness(
-    model: FlatModel,
+    model: nn.Module | FlatModel,
     data: tuple[Tensor, Tensor],
     rho: float = 0.05,
     at: Tensor | None = None,
@@ -21,6 +21,7 @@ def sharpness(
 
     FedGMT (Li et al. 2025), Eq. 4, when `data` is the union of the clients' training data.
     """
+    model = FlatModel.of(model)
     w = (model.vector if at is None else at).clone()
     inputs, targets = data
     gradient = w.new_zeros(w.shape)

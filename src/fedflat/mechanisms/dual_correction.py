@@ -26,8 +26,8 @@ class DualCorrection(Mechanism):
     they upload that instead, and there is no server dual.
     """
 
-    beta: float = number(10.0, above=0)
-    mean: str = choice("all", "active")
+    beta: float = number(default=10.0, above=0)
+    mean: str = choice("all", "active", default="all")
 
     def contract(self) -> Contract:
         """`u_i` kept by the client; nothing more travels."""
@@ -72,7 +72,7 @@ class DynamicRegulariser(DualCorrection):
     `1/(2β)` along `w_k − w^t`, as some released codes do.
     """
 
-    prox: str = choice("square", "norm")
+    prox: str = choice("square", "norm", default="square")
 
     def direction(self, step: Step, d: Tensor) -> None:
         """Subtract the dual, pull back to the received model."""

@@ -23,8 +23,8 @@ class HistoryAscent(Mechanism):
     perturbation the first time. With `source="server"` it is the server's last step, `δ = ρ n(w^{t−1} − w^t)`.
     """
 
-    rho: float = number(0.05, at_least=0)
-    source: str = choice("history", "server")
+    rho: float = number(default=0.05, at_least=0)
+    source: str = choice("history", "server", default="history")
 
     def contract(self) -> Contract:
         """The client remembers a model, or one more vector travels down."""

@@ -25,17 +25,15 @@ class InterpolatedAscent(Mechanism):
     constant, from round 1 on.
     """
 
-    rho: float = number(0.05, at_least=0)
-    threshold: float = number(0.2, at_least=0)
-    window: int = number(30, at_least=1)
-    rho_global: float | None = number(None, at_least=0, optional=True)
-    c: float | None = number(None, at_least=0, at_most=1, optional=True)
+    rho: float = number(default=0.05, at_least=0)
+    threshold: float = number(default=0.2, at_least=0)
+    window: int = number(default=30, at_least=1)
+    rho_global: float | None = number(default=None, at_least=0, optional=True)
+    c: float | None = number(default=None, at_least=0, at_most=1, optional=True)
 
     def contract(self) -> Contract:
         """w̃ and c travel down; one more pass."""
-        return Contract(
-            down=("perturbed", "c"), forward=1, backward=1, after=("nesterov-momentum",)
-        )
+        return Contract(down=("perturbed", "c"), forward=1, backward=1, after=("nesterov-momentum",))
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor | float | None]:
         """No perturbed model and no history yet."""
@@ -63,6 +61,4 @@ class InterpolatedAscent(Mechanism):
         server["diverged"] = recent
         server["c"] = recent.mean().item() if self.c is None else self.c
         rho = self.rho if self.rho_global is None else self.rho_global
-        server["perturbed"] = torch.sub(
-            server.w, server.step, alpha=rho * inverse_norm(server.step)
-        )
+        server["perturbed"] = torch.sub(server.w, server.step, alpha=rho * inverse_norm(server.step))

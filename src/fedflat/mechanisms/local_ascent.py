@@ -22,9 +22,9 @@ class LocalAscent(Mechanism):
     `normalize=False`, `δ = ρ ∇ℓ(w_k)`, and a free mixing weight.
     """
 
-    rho: float = number(0.05, at_least=0)
+    rho: float = number(default=0.05, at_least=0)
     normalize: bool = True
-    mix: float = number(1.0, at_least=0, at_most=1)
+    mix: float = number(default=1.0, at_least=0, at_most=1)
 
     def contract(self) -> Contract:
         """One more forward and backward pass per step; mixing comes before any correction."""
@@ -53,8 +53,8 @@ class AdaptiveAscent(Mechanism):
     FedASAM (Caldarola et al. 2022), after ASAM; invariant to rescaling of the weights.
     """
 
-    rho: float = number(0.7, at_least=0)
-    eta: float = number(0.2, at_least=0)
+    rho: float = number(default=0.7, at_least=0)
+    eta: float = number(default=0.2, at_least=0)
 
     def contract(self) -> Contract:
         """One more forward and backward pass per step."""

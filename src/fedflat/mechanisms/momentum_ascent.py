@@ -17,7 +17,7 @@ class MomentumAscent(Mechanism):
     FedNSAM (Liu et al. 2025), the perturbation of Algorithm 1.
     """
 
-    rho: float = number(0.1, at_least=0)
+    rho: float = number(default=0.1, at_least=0)
 
     def contract(self) -> Contract:
         """Needs the server's momentum at the clients."""

@@ -27,10 +27,10 @@ class MomentumBlend(Mechanism):
     from round to round by an adaptive weight.
     """
 
-    alpha: float = number(0.1, above=0, at_most=1)
+    alpha: float = number(default=0.1, above=0, at_most=1)
 
     def contract(self) -> Contract:
-        """g travels down."""
+        """G travels down."""
         return Contract(down=("gradient",), after=("adaptive-weight",))
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
@@ -59,13 +59,11 @@ class PersonalBlend(MomentumBlend):
     The correctors c_k live at the server, so the client keeps nothing.
     """
 
-    alpha: float = number(0.1, above=0, below=1)
+    alpha: float = number(default=0.1, above=0, below=1)
 
     def contract(self) -> Contract:
         """`g_k` travels down."""
-        return Contract(
-            each=("gradient",), server_per_client=("corrector",), after=("adaptive-weight",)
-        )
+        return Contract(each=("gradient",), server_per_client=("corrector",), after=("adaptive-weight",))
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
         """`g = 0`, `c = 0`."""
@@ -101,7 +99,7 @@ class TargetAscent(Mechanism):
     FedWMSAM (NeurIPS 2025), Algorithm 1 lines 14 and 15; b counts local steps from 0.
     """
 
-    rho: float = number(0.01, at_least=0)
+    rho: float = number(default=0.01, at_least=0)
 
     def contract(self) -> Contract:
         """Uses the momentum that the blend sends."""
@@ -126,9 +124,9 @@ class AdaptiveWeight(Mechanism):
     `rule="paper"`: the mean of `cos(g, g_k)`. A term is 0 where a vector is zero, as in round 0.
     """
 
-    alpha: float = number(0.1, above=0, below=1)
-    decay: float = number(0.01, at_least=0, at_most=1)
-    rule: str = choice("code", "paper")
+    alpha: float = number(default=0.1, above=0, below=1)
+    decay: float = number(default=0.01, at_least=0, at_most=1)
+    rule: str = choice("code", "paper", default="code")
 
     def contract(self) -> Contract:
         """The scalar α travels down."""

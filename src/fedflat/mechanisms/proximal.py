@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Proximal(Mechanism):
     """`d ← d + μ (w_k − a)`, the gradient of `μ/2 ‖w_k − a‖²`, a the model received (Li et al. 2020)."""
 
-    mu: float = number(0.1, at_least=0)
+    mu: float = number(default=0.1, at_least=0)
 
     def contract(self) -> Contract:
         """Nothing travels, nothing is kept."""

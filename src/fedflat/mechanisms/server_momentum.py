@@ -23,7 +23,7 @@ class ServerMomentum(Mechanism):
     With `apply=False` m is only kept as a direction and the server steps by Δ̄.
     """
 
-    momentum: float = number(0.9, at_least=0, below=1)
+    momentum: float = number(default=0.9, at_least=0, below=1)
     apply: bool = True
 
     def contract(self) -> Contract:
@@ -46,10 +46,10 @@ class NesterovMomentum(ServerMomentum):
     FedNSAM (Liu et al. 2025), the extrapolation of Algorithm 1.
     """
 
-    momentum: float = number(0.85, at_least=0, below=1)
+    momentum: float = number(default=0.85, at_least=0, below=1)
 
     def contract(self) -> Contract:
-        """m travels down."""
+        """M travels down."""
         return Contract(down=("momentum",), after=_CORRECTIONS)
 
     def shift(self, step: Step) -> None:
@@ -63,7 +63,7 @@ class LookAheadMomentum(ServerMomentum):
     Updates are then relative to a, the server's step to w.
     """
 
-    momentum: float = number(0.85, at_least=0, below=1)
+    momentum: float = number(default=0.85, at_least=0, below=1)
 
     def start(self, server: Server, w: Tensor) -> Tensor:
         """The look-ahead is sent instead of the model, so one vector travels."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class ServerStep(Mechanism):
     """The server steps by `η_g` times what the mechanisms before it made of the update."""
 
-    lr: float = number(1.0, above=0)
+    lr: float = number(default=1.0, above=0)
 
     def contract(self) -> Contract:
         """It scales the whole step, so it comes last."""

@@ -24,10 +24,10 @@ class SharedPerturbation(Mechanism):
     `s ← ρ n(mean s̃_i)` in the next round. μ_i stays with the client.
     """
 
-    rho: float = number(0.1, at_least=0)
+    rho: float = number(default=0.1, at_least=0)
 
     def contract(self) -> Contract:
-        """s down, s̃_i up, μ_i kept; one more pass."""
+        """S down, s̃_i up, μ_i kept; one more pass."""
         return Contract(
             client=("multiplier",),
             down=("perturbation",),

@@ -30,12 +30,12 @@ class TrajectoryLoss(Mechanism):
     FedGMT (Li et al. 2025), Eq. 9 and Algorithm 1 line 18; the factor τ² is the released code's.
     """
 
-    alpha: float = number(0.95, at_least=0, at_most=1)
-    gamma: float = number(1.0, at_least=0)
-    tau: float = number(3.0, above=0)
+    alpha: float = number(default=0.95, at_least=0, at_most=1)
+    gamma: float = number(default=1.0, at_least=0)
+    tau: float = number(default=3.0, above=0)
 
     def contract(self) -> Contract:
-        """e travels down; one more forward pass."""
+        """E travels down; one more forward pass."""
         return Contract(down=("ema",), forward=1)
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
@@ -59,10 +59,10 @@ class OwnTrajectoryLoss(Mechanism):
     starts as w⁰, which the server then has to send.
     """
 
-    alpha: float = number(0.5, at_least=0, at_most=1)
-    gamma: float = number(1.0, at_least=0)
-    tau: float = number(3.0, above=0)
-    first: str = choice("received", "initial")
+    alpha: float = number(default=0.5, at_least=0, at_most=1)
+    gamma: float = number(default=1.0, at_least=0)
+    tau: float = number(default=3.0, above=0)
+    first: str = choice("received", "initial", default="received")
 
     def contract(self) -> Contract:
         """e_i kept by the client; one more forward pass."""
@@ -92,8 +92,8 @@ class NotTrueDistillation(Mechanism):
     The teacher is the model the client received.
     """
 
-    gamma: float = number(1.0, at_least=0)
-    tau: float = number(1.0, above=0)
+    gamma: float = number(default=1.0, at_least=0)
+    tau: float = number(default=1.0, above=0)
 
     def contract(self) -> Contract:
         """One more forward pass."""
@@ -103,9 +103,7 @@ class NotTrueDistillation(Mechanism):
         """Preserve the global view of the other classes."""
         teacher = step.outputs_at(step.local.start)
         others = without_true_class(outputs, step.targets)
-        return self.gamma * distillation(
-            without_true_class(teacher, step.targets), others, self.tau
-        )
+        return self.gamma * distillation(without_true_class(teacher, step.targets), others, self.tau)
 
 
 def without_true_class(logits: Tensor, targets: Tensor) -> Tensor:

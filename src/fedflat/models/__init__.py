@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -19,7 +20,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 20
     """Fully connected with ReLU: 784-200-200-10 on Fashion-MNIST."""
     sizes = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 

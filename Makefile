@@ -1,0 +1,36 @@
+# Everything a fresh machine with Python 3.11 and make needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/installed  ## set up and run the main job on the data inside the package
+	$(BIN)/fedflat run
+
+test: $(VENV)/tested  ## set up and run all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/tested  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/tested  ## put style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (PyTorch is large: this can take a few minutes the first time)"
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedflat needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/tested: $(VENV)/installed
+	$(PIP) --editable '.[test,lint]'
+	@touch $@

@@ -1,0 +1,5 @@
+"""`python -m fedflat`."""
+
+from .cli import main
+
+main()

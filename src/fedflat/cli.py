@@ -1,0 +1,283 @@
+"""The command line. Nothing here imports torch before a command needs it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from .errors import FedflatError
+
+PIPE_WIDTH = 120
+"""Columns of a table that goes into a file or a pipe."""
+
+console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+app = typer.Typer(
+    name="fedflat",
+    help="Sharpness-aware federated learning: train one model across many clients so that it lands in a "
+    "flat minimum of the global loss.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DEMO = ("fedgmt", "fedavg", "fedsam")
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from . import __version__
+
+        console.print(f"fedflat {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "-m",
+            help="A method (fedgmt, fedsam(rho=0.1)) or a composition of mechanisms "
+            '("local-ascent(rho=0.05) + control-variates"). Repeat it to compare several on the same split. '
+            "[default: fedgmt beside fedavg and fedsam]",
+        ),
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="The dataset; digits ships with fedflat.")] = "digits",
+    model: Annotated[str, typer.Option(help="The model.")] = "mlp",
+    partition: Annotated[
+        str, typer.Option(help="How data is dealt out: iid, dirichlet:ALPHA, pathological:CLASSES.")
+    ] = "dirichlet:0.1",
+    clients: Annotated[int, typer.Option(help="Number of clients.", min=1)] = 20,
+    per_round: Annotated[int, typer.Option(help="Clients that take part in a round.", min=1)] = 5,
+    rounds: Annotated[int, typer.Option(help="Communication rounds.", min=1)] = 40,
+    lr: Annotated[float, typer.Option(help="Local learning rate.")] = 0.05,
+    lr_decay: Annotated[float, typer.Option(help="Factor on the learning rate every round.")] = 1.0,
+    momentum: Annotated[float, typer.Option(help="Local SGD momentum, anew every round.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(help="Local weight decay.")] = 0.0,
+    clip_norm: Annotated[float | None, typer.Option(help="Clip the local direction to this norm.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Local epochs per round. [default: 5]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Local steps per round, instead of epochs.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Local batch size; 0 is the full batch.", min=0)] = 20,
+    weighting: Annotated[
+        str, typer.Option(help="Average client updates by their number of samples, or uniform.")
+    ] = "samples",
+    evaluate: Annotated[
+        str,
+        typer.Option(help="Test the server's next model (server) or the clients' plain average (average)."),
+    ] = "server",
+    eval_every: Annotated[int, typer.Option(help="Test after every so many rounds.", min=1)] = 1,
+    bad_uploads: Annotated[
+        str, typer.Option(help="An upload with NaN or a wrong shape: skip it or stop.")
+    ] = "skip",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    engine: Annotated[str, typer.Option(help="Where clients run: inprocess.")] = "inprocess",
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for metrics and the trained model. [default: none]")
+    ] = None,
+) -> None:
+    """Train. Without options: FedGMT beside FedAvg and FedSAM on handwritten digits, in seconds."""
+    from .data import federate
+    from .local import LocalSGD
+    from .progress import RunProgress
+    from .training import train
+
+    methods = _methods(method or list(DEMO))
+    sgd = LocalSGD(
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        epochs=5 if epochs is None and steps is None else epochs,
+        steps=steps,
+        batch_size=batch_size or None,
+        lr_decay=lr_decay,
+        clip_norm=clip_norm,
+    )
+    federation = federate(dataset, partition, clients, seed)
+    console.print(
+        f"{dataset}, {sum(federation.sizes):,} samples over {clients} clients by {partition}, "
+        f"{per_round} a round, {rounds} rounds, model {model}, seed {seed}",
+        style="dim",
+        highlight=False,
+        soft_wrap=True,
+    )
+    runs = []
+    for chosen in methods:
+        with RunProgress(console, chosen.name, rounds) as progress:
+            runs.append(
+                train(
+                    federation,
+                    model,
+                    chosen,
+                    local=sgd,
+                    participation=per_round,
+                    rounds=rounds,
+                    weighting=weighting,
+                    evaluate=evaluate,
+                    eval_every=eval_every,
+                    on_bad_upload=bad_uploads,
+                    seed=seed,
+                    engine=engine,
+                    out=_directory(out, chosen.name, len(methods)),
+                    on_round=progress.update,
+                )
+            )
+    console.print(_summary(runs, federation))
+    if method is None:
+        console.print(
+            "\nWhere to go next\n"
+            "  fedflat methods                    every method, what it sends, keeps and costs\n"
+            "  fedflat run --method fedwmsam      one method; fedflat run --help lists the options\n"
+            '  fedflat run --method "fedgmt + local-ascent(rho=0.05)"   a method nobody has published\n'
+            "  README.md                          ten lines of Python, and how to write a mechanism",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if out is not None:
+        console.print(f"\nWritten to {out}", highlight=False)
+
+
+@app.command("methods")
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method in detail.")] = None,
+) -> None:
+    """List the methods: paper, vectors down and up per round, passes per step, what is kept."""
+    from .methods import METHODS
+
+    if name is not None:
+        _describe(name)
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for column in ("method", "down", "up", "F/B"):
+        table.add_column(column, no_wrap=True)
+    for column in ("client keeps", "server keeps", "paper"):
+        table.add_column(column)
+    for function, make in METHODS.items():
+        method, cost = make(), make().cost
+        held = [f"{kept} of every client" for kept in cost.server_per_client]
+        table.add_row(
+            function.replace("_", "-"),
+            " + ".join([str(cost.down), *cost.down_scalars]),
+            str(cost.up),
+            f"{cost.forward}/{cost.backward}",
+            ", ".join(cost.client) or "–",
+            ", ".join(["w", *cost.server, *held]),
+            method.paper,
+        )
+    console.print(table)
+    console.print(
+        "down, up: vectors as large as the model, per active client and round (+ named numbers)\n"
+        "F/B: forward and backward passes per local step\n"
+        "`fedflat methods NAME` shows a method's mechanisms, `fedflat mechanisms` all there are.",
+        style="dim",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("mechanisms")
+def list_mechanisms() -> None:
+    """List the mechanisms that methods are composed of, with their parameters."""
+    from . import methods as _  # noqa: F401  (importing them registers the mechanisms)
+    from .mechanism import registry
+
+    for name, kind in sorted(registry.items()):
+        console.print(f"[bold]{name}[/]{_parameters(kind)}", highlight=False)
+        console.print(f"    {_first_line(kind)}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def _describe(name: str) -> None:
+    from .methods import METHODS
+
+    method = _methods([name])[0]
+    make = METHODS.get(name.replace("-", "_").lower())
+    console.print(f"[bold]{method.name}[/]  {method.paper}", highlight=False)
+    if make is not None:
+        console.print(f"{_first_line(make)}", highlight=False, markup=False)
+        console.print(f"{make.__name__}{_parameters(make)}", highlight=False, markup=False)
+    console.print(f"\n= {method}\n", highlight=False, markup=False)
+    for mechanism in method.mechanisms:
+        console.print(f"[bold]{mechanism.name}[/]", highlight=False)
+        text = inspect.cleandoc(type(mechanism).__doc__ or "")
+        console.print(f"{text}\n", highlight=False, markup=False, soft_wrap=True)
+    cost = method.cost
+    console.print(
+        f"{cost.down} vectors down, {cost.up} up; {cost.forward} forward and {cost.backward} backward "
+        f"passes a step; clients keep {', '.join(cost.client) or 'nothing'}",
+        highlight=False,
+    )
+
+
+def _parameters(maker: Any) -> str:
+    shown = [f"{p.name}={p.default!r}" for p in inspect.signature(maker).parameters.values()]
+    return f"({', '.join(shown)})" if shown else ""
+
+
+def _first_line(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().split("\n")[0]
+
+
+def _methods(names: list[str]) -> list[Any]:
+    from .composition import as_method
+
+    return [as_method(name) for name in names]
+
+
+def _directory(out: Path | None, name: str, runs: int) -> Path | None:
+    if out is None or runs == 1:
+        return out
+    return out / "".join(c if c.isalnum() or c in "-.=" else "_" for c in name.lower())
+
+
+def _summary(runs: list[Any], federation: Any) -> Table:
+    from .flatness.sharpness import sharpness
+
+    everything = federation.all_samples()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("method")
+    for column in ("accuracy", "last 10", "sharpness", "passes F/B", "MB down/up", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    best = max((r.accuracy or 0.0) for r in runs)
+    for one in runs:
+        late = [row["accuracy"] for row in one.history if row["accuracy"] is not None][-10:]
+        accuracy = "–" if one.accuracy is None else f"{one.accuracy:.1%}"
+        mark = "bold green" if len(runs) > 1 and one.accuracy == best else ""
+        table.add_row(
+            one.method.name,
+            f"[{mark}]{accuracy}[/]" if mark else accuracy,
+            f"{sum(late) / len(late):.1%}" if late else "–",
+            f"{sharpness(one.model, everything):.4f}",
+            f"{one.total('forward'):,.0f}/{one.total('backward'):,.0f}",
+            f"{one.total('bytes_down') / 1e6:,.0f}/{one.total('bytes_up') / 1e6:,.0f}",
+            f"{one.total('seconds'):.1f}",
+        )
+    table.caption = (
+        "Accuracy on the test set, at the end and as the mean of the last 10 tests; sharpness of the\n"
+        "global training loss (rho 0.05); passes, traffic and training time of all clients together."
+    )
+    table.caption_style = "dim"
+    table.caption_justify = "left"
+    return table
+
+
+def main() -> None:
+    """The entry point: a mistake is one clear sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except FedflatError as mistake:
+        Console(stderr=True).print(f"[red]Error:[/] {mistake}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Interrupted.")
+        sys.exit(130)
