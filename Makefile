@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format bench clean
 
 demo: $(VENV)/installed  ## set up and run the main job on the data inside the package
 	$(BIN)/fedflat run
@@ -20,6 +20,9 @@ lint: $(VENV)/tested  ## style and types
 format: $(VENV)/tested  ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(VENV)/installed  ## seconds per round of every method relative to FedAvg
+	$(BIN)/python benchmarks/methods.py
 
 clean:
 	rm -rf $(VENV)

@@ -1,9 +1,20 @@
 """The public names and where they live; the package imports each when it is first asked for."""
 
 from .composition import as_method as as_method
-from .data import federate as federate
+from .data import federate as federate, load_dataset as load_dataset
+from .data.augmentation import Augmentation as Augmentation, Images as Images
+from .data.dataset import Dataset as Dataset
 from .data.federation import Federation as Federation
-from .data.partitions import IID as IID, Dirichlet as Dirichlet, Pathological as Pathological
+from .data.own import from_torch as from_torch, read_images as read_images, read_table as read_table
+from .data.partitions import (
+    IID as IID,
+    ByDomain as ByDomain,
+    ByUser as ByUser,
+    Dirichlet as Dirichlet,
+    LongTail as LongTail,
+    Pathological as Pathological,
+    Quantity as Quantity,
+)
 from .errors import FedflatError as FedflatError
 from .flat import FlatModel as FlatModel
 from .flatness.sharpness import sharpness as sharpness

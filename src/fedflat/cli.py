@@ -29,6 +29,36 @@ app = typer.Typer(
 )
 
 DEMO = ("fedgmt", "fedavg", "fedsam")
+DEMO_CLIENTS = 20
+
+PARTITION_HELP = (
+    "How data is dealt out: iid, dirichlet:ALPHA[:FORM], pathological:CLASSES[:FORM], hsu:ALPHA, "
+    "quantity:ALPHA, by-user, by-domain, longtail:FACTOR/PARTITION."
+)
+Dataset = Annotated[
+    str,
+    typer.Option(
+        help="A dataset by name (`fedflat datasets` lists them), a csv or Parquet file, or a folder of images."
+    ),
+]
+Clients = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of clients. [default: 20; all users or domains, for by-user and by-domain]", min=1
+    ),
+]
+DataDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        help="Directory that holds the dataset. [default: FEDFLAT_DATA, ./data and the usual caches]"
+    ),
+]
+Download = Annotated[bool, typer.Option("--download", help="Download the dataset if it is not found.")]
+Target = Annotated[str | None, typer.Option(help="For a csv or Parquet file: the column with the class.")]
+ClientColumn = Annotated[
+    str | None,
+    typer.Option(help="For a csv or Parquet file: the column that says whose row it is (use by-user)."),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -54,12 +84,21 @@ def run(
             "[default: fedgmt beside fedavg and fedsam]",
         ),
     ] = None,
-    dataset: Annotated[str, typer.Option(help="The dataset; digits ships with fedflat.")] = "digits",
-    model: Annotated[str, typer.Option(help="The model.")] = "mlp",
-    partition: Annotated[
-        str, typer.Option(help="How data is dealt out: iid, dirichlet:ALPHA, pathological:CLASSES.")
-    ] = "dirichlet:0.1",
-    clients: Annotated[int, typer.Option(help="Number of clients.", min=1)] = 20,
+    dataset: Dataset = "digits",
+    model: Annotated[str, typer.Option(help="The model; `fedflat models` lists them.")] = "mlp",
+    partition: Annotated[str, typer.Option(help=PARTITION_HELP)] = "dirichlet:0.1",
+    clients: Clients = None,
+    augment: Annotated[
+        str | None,
+        typer.Option(
+            help="How training images are augmented: none, crop-flip, fedwmsam, fedgmt-paper, "
+            "fedgmt-code. [default: what is usual for the dataset]"
+        ),
+    ] = None,
+    data: DataDirectory = None,
+    download: Download = False,
+    target: Target = None,
+    client_column: ClientColumn = None,
     per_round: Annotated[int, typer.Option(help="Clients that take part in a round.", min=1)] = 5,
     rounds: Annotated[int, typer.Option(help="Communication rounds.", min=1)] = 40,
     lr: Annotated[float, typer.Option(help="Local learning rate.")] = 0.05,
@@ -104,10 +143,12 @@ def run(
         lr_decay=lr_decay,
         clip_norm=clip_norm,
     )
-    federation = federate(dataset, partition, clients, seed)
+    loaded = _dataset(dataset, data, download, target, client_column)
+    federation = federate(loaded, partition, _clients(clients, partition), seed, augment)
     console.print(
-        f"{dataset}, {sum(federation.sizes):,} samples over {clients} clients by {partition}, "
-        f"{per_round} a round, {rounds} rounds, model {model}, seed {seed}",
+        f"{federation.name}, {sum(federation.sizes):,} samples over {len(federation)} clients by {partition}, "
+        f"{per_round} a round, {rounds} rounds, model {model}, seed {seed}"
+        + (f" ({loaded.note})" if loaded.note else ""),
         style="dim",
         highlight=False,
         soft_wrap=True,
@@ -134,6 +175,13 @@ def run(
                 )
             )
     console.print(_summary(runs, federation))
+    console.print(
+        "Accuracy on the test set, at the end and as the mean of the last 10 tests. Sharpness of the global\n"
+        "training loss (rho 0.05). Passes, traffic and training time of all clients together.",
+        style="dim",
+        highlight=False,
+        soft_wrap=True,
+    )
     if method is None:
         console.print(
             "\nWhere to go next\n"
@@ -146,6 +194,65 @@ def run(
         )
     if out is not None:
         console.print(f"\nWritten to {out}", highlight=False)
+
+
+@app.command()
+def split(
+    dataset: Annotated[
+        str, typer.Argument(help="A dataset by name, a csv or Parquet file, a folder of images.")
+    ],
+    partition: Annotated[str, typer.Argument(help=PARTITION_HELP)],
+    clients: Clients = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw clients and classes.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The picture's file. [default: DATASET-PARTITION.png]")
+    ] = None,
+    data: DataDirectory = None,
+    download: Download = False,
+    target: Target = None,
+    client_column: ClientColumn = None,
+) -> None:
+    """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
+    from .data.partitions import parse_partition
+    from .data.split_report import describe, draw
+
+    loaded = _dataset(dataset, data, download, target, client_column)
+    chosen = parse_partition(partition)
+    labels = loaded.labels
+    indices = chosen.split(labels, _clients(clients, partition), seed, loaded.groups)
+    console.print(describe(labels, indices, loaded.classes))
+    if plot or out is not None:
+        name = f"{loaded.name}-{partition}".replace("/", "-").replace(":", "-")
+        title = f"{loaded.name}, {partition}, {len(indices)} clients"
+        path = draw(labels, indices, loaded.classes, out or Path(f"{name}.png"), title)
+        console.print(f"Drawn to {path}", highlight=False, soft_wrap=True)
+
+
+@app.command("datasets")
+def list_datasets(data: DataDirectory = None) -> None:
+    """List the datasets known by name, the files each is read from, and whether it is on this machine."""
+    from .data.catalogue import SOURCES
+    from .data.loading import locate
+
+    console.print("[bold]digits[/]  [green]ships with fedflat[/]", highlight=False)
+    for name, source in SOURCES.items():
+        place = locate(source, data)
+        found = f"[green]in {place}[/]" if place else "[yellow]not found[/]"
+        console.print(f"[bold]{name}[/]  {found}", highlight=False, soft_wrap=True)
+        console.print(f"    {source.forms}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command("models")
+def list_models() -> None:
+    """List the models known by name."""
+    from .models import describe_model, model_names
+
+    for name in model_names():
+        console.print(f"[bold]{name}[/]", highlight=False)
+        console.print(
+            f"    {describe_model(name)}", style="dim", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 @app.command("methods")
@@ -234,6 +341,31 @@ def _methods(names: list[str]) -> list[Any]:
     return [as_method(name) for name in names]
 
 
+def _dataset(
+    name: str, data: Path | None, download: bool, target: str | None, client_column: str | None
+) -> Any:
+    """A named dataset, or a person's own file or folder."""
+    from .data import load_dataset
+    from .data.own import read_images, read_table
+
+    path = Path(name)
+    if path.is_file():
+        if target is None:
+            raise FedflatError(f"Which column of {path} is the class? Say it with --target COLUMN.")
+        return read_table(path, target, client_column)
+    if path.is_dir() and path.name != name:
+        return read_images(path)
+    if path.suffix in (".csv", ".parquet"):
+        raise FedflatError(f"There is no file {path}.")
+    return load_dataset(name, data, download)
+
+
+def _clients(given: int | None, partition: str) -> int | None:
+    """As asked for; all there are, where the data says who is who."""
+    natural = partition.split("/")[-1] in ("by-user", "by-domain")
+    return given if given is not None or natural else DEMO_CLIENTS
+
+
 def _directory(out: Path | None, name: str, runs: int) -> Path | None:
     if out is None or runs == 1:
         return out
@@ -243,7 +375,7 @@ def _directory(out: Path | None, name: str, runs: int) -> Path | None:
 def _summary(runs: list[Any], federation: Any) -> Table:
     from .flatness.sharpness import sharpness
 
-    everything = federation.all_samples()
+    everything = federation.union()
     table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     table.add_column("method")
     for column in ("accuracy", "last 10", "sharpness", "passes F/B", "MB down/up", "seconds"):
@@ -262,12 +394,6 @@ def _summary(runs: list[Any], federation: Any) -> Table:
             f"{one.total('bytes_down') / 1e6:,.0f}/{one.total('bytes_up') / 1e6:,.0f}",
             f"{one.total('seconds'):.1f}",
         )
-    table.caption = (
-        "Accuracy on the test set, at the end and as the mean of the last 10 tests; sharpness of the\n"
-        "global training loss (rho 0.05); passes, traffic and training time of all clients together."
-    )
-    table.caption_style = "dim"
-    table.caption_justify = "left"
     return table
 
 

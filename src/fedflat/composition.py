@@ -20,6 +20,10 @@ from .method import Method
 _TERM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "none": None}
+"""What people write for a switch."""
+
+
 def as_method(given: str | Method | Mechanism | Sequence[Any] | Mapping[str, Any]) -> Method:
     """A method from itself, a name, a composition, or a list as found in a configuration file."""
     if isinstance(given, Method):
@@ -44,6 +48,12 @@ def _terms(given: Any) -> list[tuple[str, dict[str, Any]]]:
     if isinstance(given, str):
         return [_parse(text) for text in _split(given)]
     if isinstance(given, Mapping):
+        for name, arguments in given.items():
+            if arguments is not None and not isinstance(arguments, Mapping):
+                raise FedflatError(
+                    f"The parameters of '{name}' must be written by name, such as {name}: {{rho: 0.05}}, "
+                    f"not {arguments!r}."
+                )
         return [(str(name), dict(arguments or {})) for name, arguments in given.items()]
     if isinstance(given, Sequence):
         return [term for item in given for term in _terms(item)]
@@ -76,9 +86,12 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
         return name, {}
     try:
         call = ast.parse(f"f({arguments})", mode="eval").body
-        assert isinstance(call, ast.Call)
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise SyntaxError
         given = {str(k.arg): _literal(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError, AssertionError):
+        if len(given) != len(call.keywords):
+            raise SyntaxError
+    except (SyntaxError, ValueError):
         raise FedflatError(
             f"Cannot read the parameters of '{text.strip()}'. Write for example {name}(rho=0.05)."
         ) from None
@@ -89,7 +102,9 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
 
 def _literal(node: ast.expr) -> Any:
     """A number, text, True, False or None; a bare word is text, so that `prox=norm` works in a shell."""
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    if isinstance(node, ast.Name):
+        return _WORDS.get(node.id.lower(), node.id)
+    return ast.literal_eval(node)
 
 
 def _build(name: str, arguments: dict[str, Any]) -> Method | Mechanism:
@@ -113,4 +128,7 @@ def _build(name: str, arguments: dict[str, Any]) -> Method | Mechanism:
     missing = [p for p, q in known.items() if q.default is q.empty and p not in arguments]
     if missing:
         raise FedflatError(f"{name} needs a value for '{missing[0]}': {name}({missing[0]}=...).")
+    for argument, value in arguments.items():
+        if isinstance(known[argument].default, bool) and not isinstance(value, bool):
+            raise FedflatError(f"{name}: {argument} must be true or false, not {value!r}.")
     return maker(**arguments)

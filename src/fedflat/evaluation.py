@@ -11,6 +11,7 @@ from torch import Tensor
 from .flat import FlatModel
 
 if TYPE_CHECKING:
+    from .data.federation import Shard
     from .local import LossFunction
 
 BATCH = 2048
@@ -25,18 +26,15 @@ class Score:
     accuracy: float | None
 
 
-def evaluate(
-    model: FlatModel, w: Tensor, data: tuple[Tensor, Tensor], loss: LossFunction, batch: int = BATCH
-) -> Score:
+def evaluate(model: FlatModel, w: Tensor, data: Shard, loss: LossFunction, batch: int = BATCH) -> Score:
     """Evaluate the model at w, in evaluation mode, without augmentation."""
-    inputs, targets = data
-    classes = not targets.is_floating_point()
-    total, right, predictions = 0.0, 0, targets.numel() if classes else len(targets)
+    classes = not data.targets.is_floating_point()
+    total, right, predictions = 0.0, 0, 0
     with model.at(w), model.evaluating() as module, torch.inference_mode():
-        for first in range(0, len(targets), batch):
-            x, y = inputs[first : first + batch], targets[first : first + batch]
-            outputs = module(x)
-            total += loss(outputs, y).item() * len(y)
+        for inputs, targets in data.batches(batch):
+            outputs = module(inputs)
+            total += loss(outputs, targets).item() * len(targets)
             if classes:
-                right += int((outputs.argmax(dim=1) == y).sum())
-    return Score(total / len(targets), right / predictions if classes else None)
+                right += int((outputs.argmax(dim=1) == targets).sum())
+                predictions += targets.numel()
+    return Score(total / len(data), right / predictions if classes else None)

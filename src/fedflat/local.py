@@ -42,9 +42,9 @@ class LocalSGD:
     lr: float = number(default=0.1, above=0)
     momentum: float = number(default=0.0, at_least=0, below=1)
     weight_decay: float = number(default=0.0, at_least=0)
-    epochs: int | None = number(default=None, at_least=1, optional=True)
-    batch_size: int | None = number(default=50, at_least=1, optional=True)
-    steps: int | None = number(default=None, at_least=1, optional=True)
+    epochs: int | None = number(default=None, at_least=1, optional=True, whole=True)
+    batch_size: int | None = number(default=50, at_least=1, optional=True, whole=True)
+    steps: int | None = number(default=None, at_least=1, optional=True, whole=True)
     lr_decay: float = number(default=1.0, above=0, at_most=1)
     """the learning rate of round t is `lr * lr_decay**t`"""
     clip_norm: float | None = number(default=None, above=0, optional=True)
@@ -57,10 +57,6 @@ class LocalSGD:
             raise FedflatError("LocalSGD: give epochs or steps, not both.")
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
-        for field in ("epochs", "batch_size", "steps"):
-            value = getattr(self, field)
-            if value is not None and value != int(value):
-                raise FedflatError(f"LocalSGD: {field} must be a whole number, not {value}.")
 
     def lr_in(self, round: int) -> float:
         """`η_t`."""
@@ -284,12 +280,22 @@ class LocalTraining:
         self.w.add_(d, alpha=-lr)
 
     def _batches(self, client: int, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of freshly shuffled epochs; every epoch is gathered once and then sliced."""
-        rng = generator(self.seed, "batches", self.local.round, client)
+        """Batches of freshly shuffled epochs; every epoch is gathered (and augmented) once, then sliced."""
+        place = (self.local.round, client)
+        shuffling, augmenting = generator(self.seed, "batches", *place), None
+        stored, labels = shard.stored()
+        if shard.pipeline.random:
+            augmenting = generator(self.seed, "augmentation", *place)
+        else:
+            stored = shard.pipeline.test(stored)
         size, left = self.sgd.batch_size or len(shard), self.local.steps
         while left > 0:
-            order = None if size >= len(shard) else rng.permutation(len(shard))
-            inputs, targets = shard.take(order)
+            inputs, targets = stored, labels
+            if size < len(shard):
+                order = torch.from_numpy(shuffling.permutation(len(shard))).to(labels.device)
+                inputs, targets = stored.index_select(0, order), labels.index_select(0, order)
+            if augmenting is not None:
+                inputs = shard.pipeline.train(inputs, augmenting)
             for first in range(0, len(shard), size):
                 if left == 0:
                     return

@@ -40,7 +40,7 @@ class Uniform:
 
     def check(self, clients: int, rounds: int) -> None:
         """There must be as many clients."""
-        if not 1 <= self.count <= clients:
+        if not 1 <= self.count <= clients or self.count != int(self.count):
             raise FedflatError(
                 f"Uniform({self.count}) cannot draw {self.count} of {clients} clients a round; "
                 f"choose a number from 1 to {clients}."

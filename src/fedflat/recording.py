@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -59,12 +60,21 @@ class Recorder:
     def round(self, row: dict[str, Any]) -> None:
         """Append one round."""
         if self._metrics is not None:
-            self._metrics.write(json.dumps(row) + "\n")
+            self._metrics.write(json.dumps(_finite(row), allow_nan=False) + "\n")
             self._metrics.flush()
 
     def finish(self, module: nn.Module) -> None:
         """Write the trained model."""
         if self._metrics is not None:
             self._metrics.close()
-            weights = {name: value.contiguous() for name, value in module.state_dict().items()}
+            weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
             save_file(weights, str(self._out / "model.safetensors"))
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity as null: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -155,6 +155,7 @@ class Server:
         self.add("update", upload.update, weight)
         if upload.buffers is not None:
             self.add("buffers", upload.buffers, weight)
+            self.tally("buffers", weight)
         for mechanism in self._receivers:
             mechanism.receive(self, upload)
 
@@ -178,8 +179,12 @@ class Server:
                 return f"'{name}' holds NaN or infinite values."
         if upload.samples <= 0 or upload.steps <= 0:
             return f"{upload.samples} samples and {upload.steps} steps: both must be positive."
-        if upload.buffers is not None and not bool(torch.isfinite(upload.buffers).all()):
-            return "its buffers hold NaN or infinite values."
+        if upload.buffers is not None:
+            expected = None if self.buffers is None else self.buffers.shape
+            if upload.buffers.shape != expected:
+                return f"its buffers have shape {tuple(upload.buffers.shape)}, expected {expected}."
+            if not bool(torch.isfinite(upload.buffers).all()):
+                return "its buffers hold NaN or infinite values."
         return None
 
     def close(self) -> None:
@@ -193,6 +198,6 @@ class Server:
         self.step = update
         self.w = self.w + update
         if "buffers" in self._totals:
-            self.buffers = self.total("buffers").div_(self.total_weight)
+            self.buffers = self.total("buffers").div_(self.tallied("buffers"))
         for mechanism in self.method.mechanisms:
             mechanism.finish(self)

@@ -2,24 +2,85 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
 from ..errors import FedflatError, nearest
+from .augmentation import Images, Pipeline, find_augmentation
+from .dataset import Dataset
 from .federation import Federation
 from .partitions import Partition, parse_partition
 
 
-def federate(
-    dataset: str, partition: str | Partition = "iid", clients: int = 10, seed: int = 0
-) -> Federation:
-    """A named dataset, dealt out to clients."""
-    from .digits import load_digits
+def dataset_names() -> list[str]:
+    """The datasets that are known by name."""
+    from .catalogue import SOURCES
 
-    loaders = {"digits": load_digits}
-    if dataset not in loaders:
-        raise FedflatError(f"There is no dataset '{dataset}'.{nearest(dataset, loaders)}")
-    if clients < 1:
-        raise FedflatError(f"A federation needs at least one client, not {clients}.")
+    return ["digits", *SOURCES]
+
+
+def load_dataset(name: str, data: str | Path | None = None, download: bool = False) -> Dataset:
+    """A dataset by name, from `data`, from `FEDFLAT_DATA`, or from where such data usually lies."""
+    from .catalogue import SOURCES, digits
+    from .loading import load
+
+    name = name.replace("_", "-").lower()
+    if name == "digits":
+        return digits()
+    if name not in SOURCES:
+        raise FedflatError(f"There is no dataset '{name}'.{nearest(name, dataset_names())}")
+    return load(SOURCES[name], data, download)
+
+
+def federate(
+    dataset: str | Dataset,
+    partition: str | Partition = "iid",
+    clients: int | None = 10,
+    seed: int = 0,
+    augment: str | None = None,
+    data: str | Path | None = None,
+    download: bool = False,
+) -> Federation:
+    """A dataset, dealt out to clients.
+
+    Args:
+        dataset: a name, or what `read_table`, `read_images` or `from_torch` gave.
+        partition: how samples are dealt out, such as `Dirichlet(0.1)` or `"dirichlet:0.1"`.
+        clients: how many; None is as many as there are users or domains, for partitions by them.
+        seed: of the partition.
+        augment: how training images are augmented; None is what is usual for the dataset.
+        data: the directory to look for the dataset in.
+        download: whether it may be downloaded if it is not there.
+    """
+    if isinstance(dataset, str):
+        dataset = load_dataset(dataset, data, download)
     if isinstance(partition, str):
         partition = parse_partition(partition)
-    train, test = loaders[dataset]()
-    indices = partition.split(train[1].numpy(), clients, seed)
-    return Federation.from_indices(train, indices, test, name=dataset)
+    if clients is not None and clients < 1:
+        raise FedflatError(f"A federation needs at least one client, not {clients}.")
+    return Federation.from_indices(
+        dataset.train,
+        split_dataset(dataset, partition, clients, seed),
+        dataset.test,
+        dataset.classes,
+        dataset.name,
+        _augmented(dataset, augment),
+        dataset.vocabulary,
+    )
+
+
+def split_dataset(dataset: Dataset, partition: Partition, clients: int | None, seed: int) -> list[np.ndarray]:
+    """The training rows of every client."""
+    indices = partition.split(dataset.labels, clients, seed, dataset.groups)
+    return indices if dataset.rows is None else [dataset.rows[index] for index in indices]
+
+
+def _augmented(dataset: Dataset, augment: str | None) -> Pipeline:
+    chosen = find_augmentation(augment or dataset.augmentation)
+    if isinstance(dataset.pipeline, Images):
+        return replace(dataset.pipeline, augmentation=chosen)
+    if chosen.random:
+        raise FedflatError(f"{dataset.name} has no stored images to augment; leave out augment='{augment}'.")
+    return dataset.pipeline

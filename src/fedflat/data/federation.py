@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,30 +11,35 @@ import torch
 from torch import Tensor
 
 from ..errors import FedflatError
+from .augmentation import Pipeline, Plain
 
 Arrays = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One client's samples: all rows of two tensors, or the rows that `index` names."""
+    """Some samples: all rows of two tensors, or the rows that `index` names, and how they are prepared."""
 
     inputs: Tensor
     targets: Tensor
     index: Tensor | None = None
+    pipeline: Pipeline = field(default_factory=Plain)
 
     def __len__(self) -> int:
         return len(self.targets) if self.index is None else len(self.index)
 
-    def take(self, order: np.ndarray | None) -> tuple[Tensor, Tensor]:
-        """The samples in the given order, gathered once; None is the order they have."""
-        rows = self.index
-        if order is not None:
-            positions = torch.from_numpy(order).to(self.targets.device)
-            rows = positions if rows is None else rows[positions]
-        if rows is None:
-            return self.inputs, self.targets
+    def stored(self, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
+        """Samples as they are stored, from one position up to another."""
+        if self.index is None:
+            return self.inputs[first:last], self.targets[first:last]
+        rows = self.index[first:last]
         return self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples in order, prepared for evaluation, a batch at a time."""
+        for first in range(0, len(self), size):
+            inputs, targets = self.stored(first, first + size)
+            yield self.pipeline.test(inputs), targets
 
 
 class Federation:
@@ -49,6 +54,8 @@ class Federation:
         test: Arrays | None = None,
         classes: int | None = None,
         name: str = "custom",
+        pipeline: Pipeline | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         pairs = [_pair(f"client {i}", pair) for i, pair in enumerate(clients)]
         if not pairs:
@@ -59,11 +66,18 @@ class Federation:
                     f"client {number} has samples of shape {tuple(inputs.shape[1:])}, client 0 of "
                     f"{tuple(pairs[0][0].shape[1:])}; all clients need the same."
                 )
-        self._shards: Sequence[tuple[Tensor, Tensor]] = pairs
-        self._indices: Sequence[Tensor] | None = None
-        self.test = None if test is None else _pair("the test set", test)
         self.name = name
+        self.pipeline: Pipeline = pipeline or Plain()
+        self.vocabulary = vocabulary
+        self._arrays: Sequence[tuple[Tensor, Tensor]] = pairs
+        self._indices: Sequence[Tensor] | None = None
         self._sizes = [len(targets) for _, targets in pairs]
+        self._test = None if test is None else _pair("the test set", test)
+        if self._test is not None and self._test[0].shape[1:] != pairs[0][0].shape[1:]:
+            raise FedflatError(
+                f"the test set has samples of shape {tuple(self._test[0].shape[1:])}, the clients of "
+                f"{tuple(pairs[0][0].shape[1:])}; they need the same."
+            )
         self.classes = classes if classes is not None else self._count_classes()
 
     @classmethod
@@ -74,18 +88,23 @@ class Federation:
         test: Arrays | None = None,
         classes: int | None = None,
         name: str = "custom",
+        pipeline: Pipeline | None = None,
+        vocabulary: int | None = None,
     ) -> Federation:
         """Clients that each own the named rows of one training set."""
-        inputs, targets = _pair("the training set", train)
-        rows = [torch.as_tensor(np.asarray(index), dtype=torch.int64) for index in indices]
+        federation = cls([train], test, classes, name, pipeline, vocabulary)
+        if len(indices) == 0:
+            raise FedflatError("A federation needs at least one client; the list is empty.")
+        rows = [_rows(number, index) for number, index in enumerate(indices)]
+        samples = federation._sizes[0]
         for number, index in enumerate(rows):
             if len(index) == 0:
                 raise FedflatError(
                     f"client {number} has no samples. Use fewer clients or a milder partition."
                 )
-            if int(index.min()) < 0 or int(index.max()) >= len(targets):
-                raise FedflatError(f"client {number} asks for row {int(index.max())} of {len(targets)}.")
-        federation = cls([(inputs, targets)], test, classes, name)
+            if int(index.min()) < 0 or int(index.max()) >= samples:
+                wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
+                raise FedflatError(f"client {number} asks for row {wrong} of {samples}.")
         federation._indices = rows
         federation._sizes = [len(index) for index in rows]
         return federation
@@ -101,19 +120,26 @@ class Federation:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(self._shards[0][0].shape[1:])
+        """The shape of one input, as a model sees it."""
+        return self.pipeline.shape(tuple(self._arrays[0][0].shape[1:]))
+
+    @property
+    def test(self) -> Shard | None:
+        """The test set."""
+        return None if self._test is None else Shard(*self._test, None, self.pipeline)
 
     def client(self, number: int) -> Shard:
         """One client's samples."""
         if self._indices is None:
-            return Shard(*self._shards[number])
-        return Shard(*self._shards[0], self._indices[number])
+            return Shard(*self._arrays[number], None, self.pipeline)
+        return Shard(*self._arrays[0], self._indices[number], self.pipeline)
 
-    def all_samples(self) -> tuple[Tensor, Tensor]:
-        """The union of the clients' training data, in client order."""
-        parts = [self.client(i).take(None) for i in range(len(self))]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    def union(self) -> Shard:
+        """The training samples of all clients together, in client order."""
+        if self._indices is not None:
+            return Shard(*self._arrays[0], torch.cat(list(self._indices)), self.pipeline)
+        inputs = torch.cat([x for x, _ in self._arrays])
+        return Shard(inputs, torch.cat([y for _, y in self._arrays]), None, self.pipeline)
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:
         """The same federation with floating inputs of another type, on another device."""
@@ -126,17 +152,26 @@ class Federation:
 
         result = Federation.__new__(Federation)
         result.__dict__.update(self.__dict__)
-        result._shards = [move(pair) for pair in self._shards]
-        result.test = None if self.test is None else move(self.test)
+        result._arrays = [move(pair) for pair in self._arrays]
+        result._test = None if self._test is None else move(self._test)
+        result.pipeline = self.pipeline.to(dtype)
         if self._indices is not None:
             result._indices = [index.to(device) for index in self._indices]
         return result
 
     def _count_classes(self) -> int:
-        targets = [t for _, t in self._shards] + ([] if self.test is None else [self.test[1]])
+        targets = [t for _, t in self._arrays] + ([] if self._test is None else [self._test[1]])
         if any(t.is_floating_point() for t in targets):
             return max(int(t[0].numel()) for t in targets)
         return 1 + max(int(t.max()) for t in targets)
+
+
+def _rows(number: int, index: Any) -> Tensor:
+    """Row numbers as int64."""
+    array = np.asarray(index)
+    if len(array) and array.dtype.kind not in "iu":
+        raise FedflatError(f"client {number}: give row numbers, not {array.dtype} values such as {array[0]}.")
+    return torch.as_tensor(array, dtype=torch.int64)
 
 
 def _pair(owner: str, pair: Arrays) -> tuple[Tensor, Tensor]:
@@ -145,6 +180,8 @@ def _pair(owner: str, pair: Arrays) -> tuple[Tensor, Tensor]:
         inputs, targets = (torch.as_tensor(thing) for thing in pair)
     except (TypeError, ValueError, RuntimeError) as problem:
         raise FedflatError(f"{owner}: give a pair (inputs, targets) of arrays ({problem}).") from None
+    if inputs.ndim == 0 or targets.ndim == 0:
+        raise FedflatError(f"{owner}: give arrays with a row per sample, not single numbers.")
     if len(inputs) != len(targets):
         raise FedflatError(f"{owner} has {len(inputs)} inputs but {len(targets)} targets.")
     if len(inputs) == 0:

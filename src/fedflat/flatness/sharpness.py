@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data.federation import Shard
 from ..evaluation import BATCH, evaluate
 from ..flat import FlatModel, inverse_norm
 from ..local import LossFunction
@@ -12,23 +13,21 @@ from ..local import LossFunction
 
 def sharpness(
     model: nn.Module | FlatModel,
-    data: tuple[Tensor, Tensor],
+    data: Shard,
     rho: float = 0.05,
     at: Tensor | None = None,
     loss: LossFunction = F.cross_entropy,
 ) -> float:
     """`S_ρ(w) = L(w + ρ n(∇L(w))) − L(w)`, L the mean loss on all of `data`, in evaluation mode.
 
-    FedGMT (Li et al. 2025), Eq. 4, when `data` is the union of the clients' training data.
+    FedGMT (Li et al. 2025), Eq. 4, when `data` is `federation.union()`, all clients' training data.
     """
     model = FlatModel.of(model)
     w = (model.vector if at is None else at).clone()
-    inputs, targets = data
-    gradient = w.new_zeros(w.shape)
-    with model.evaluating():
-        for first in range(0, len(targets), BATCH):
-            x, y = inputs[first : first + BATCH], targets[first : first + BATCH]
-            part = model.gradient(lambda module, x=x, y=y: loss(module(x), y), at=w)  # type: ignore[misc]
-            gradient.add_(part, alpha=len(y) / len(targets))
+    gradient, part = w.new_zeros(w.shape), w.new_empty(w.shape)
+    with model.at(w), model.evaluating() as module:
+        for inputs, targets in data.batches(BATCH):
+            model.differentiate(loss(module(inputs), targets), model.split(part))
+            gradient.add_(part, alpha=len(targets) / len(data))
     uphill = w.add(gradient, alpha=rho * inverse_norm(gradient))
     return evaluate(model, uphill, data, loss).loss - evaluate(model, w, data, loss).loss

@@ -27,7 +27,7 @@ class InterpolatedAscent(Mechanism):
 
     rho: float = number(default=0.05, at_least=0)
     threshold: float = number(default=0.2, at_least=0)
-    window: int = number(default=30, at_least=1)
+    window: int = number(default=30, at_least=1, whole=True)
     rho_global: float | None = number(default=None, at_least=0, optional=True)
     c: float | None = number(default=None, at_least=0, at_most=1, optional=True)
 

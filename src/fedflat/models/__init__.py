@@ -1,36 +1,85 @@
-"""Models by name."""
+"""The papers' architectures, by name."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
 from ..errors import FedflatError, nearest
 from ..randomness import torch_seeded
+from .char_lstm import char_lstm
+from .cnn import cnn, lenet
+from .fasttext import fasttext
+from .mlp import mlp, mlp_200_100
+from .pretrained import swin_b, swin_s, vit_b16
+from .resnet import DEPTHS, NORMS, STEMS, variant
+from .vgg import vgg11
+from .vit import vit_small
+from .weights import load_weights
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
 
 
-def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:
-    """Fully connected with ReLU: 784-200-200-10 on Fashion-MNIST."""
-    sizes = [math.prod(shape), *hidden]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in pairwise(sizes):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+class Builder(Protocol):
+    """Makes a model for samples of a shape; the first line of its docstring describes the model."""
+
+    def __call__(self, shape: tuple[int, ...], classes: int, vocabulary: int | None = None) -> nn.Module:
+        """The model, its weights drawn from torch's generator."""
 
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": mlp}
+MODELS: dict[str, Builder] = {
+    "mlp": mlp,
+    "mlp-200-100": mlp_200_100,
+    "cnn": cnn,
+    "lenet": lenet,
+    **{
+        f"resnet{depth}{stem}{norm}": variant(depth, NORMS[norm], STEMS[stem])
+        for depth in DEPTHS
+        for stem in STEMS
+        for norm in NORMS
+    },
+    "vgg11": vgg11,
+    "vit-small": vit_small,
+    "fasttext": fasttext,
+    "char-lstm": char_lstm,
+    "vit-b16": vit_b16,
+    "swin-s": swin_s,
+    "swin-b": swin_b,
+}
+
+
+def model_names() -> list[str]:
+    """The names that `build_model` knows."""
+    return list(MODELS)
+
+
+def describe_model(name: str) -> str:
+    """One line about a model."""
+    return (_builder(name).__doc__ or "").partition("\n")[0]
 
 
 def build_model(name: str, federation: Federation, seed: int) -> nn.Module:
-    """A named model for a federation's samples, its weights drawn from the seed."""
+    """A named model for a federation's samples, its weights drawn from the seed.
+
+    `name:file` starts from the weights in a file, say a former run's `model.safetensors`; see `load_weights`.
+    """
+    name, _, file = name.partition(":")
+    builder = _builder(name)
+    with torch_seeded(seed, "weights"):
+        model = builder(
+            federation.sample_shape, federation.classes, vocabulary=getattr(federation, "vocabulary", None)
+        )
+    if file:
+        load_weights(model, file)
+    return model
+
+
+def _builder(name: str) -> Builder:
     if name not in MODELS:
         raise FedflatError(f"There is no model '{name}'.{nearest(name, MODELS)}")
-    with torch_seeded(seed, "weights"):
-        return MODELS[name](federation.sample_shape, federation.classes)
+    return MODELS[name]
+
+
+__all__ = ["MODELS", "Builder", "build_model", "describe_model", "load_weights", "model_names"]

@@ -1,0 +1,39 @@
+"""A dataset: what all clients together have, and a test set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from .augmentation import Pipeline, Plain
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Stored samples with labels, and how to prepare them for a model."""
+
+    name: str
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    classes: int
+    pipeline: Pipeline = field(default_factory=Plain)
+    augmentation: str = "none"
+    """what is usual for training on it"""
+    class_names: tuple[str, ...] = ()
+    groups: np.ndarray | None = None
+    """the number of the user or domain of every training sample"""
+    group_names: tuple[str, ...] = ()
+    rows: np.ndarray | None = None
+    """the training rows that are samples, where not all are (windows that reach from one text into the next)"""
+    vocabulary: int | None = None
+    """different tokens, for text"""
+    note: str = ""
+    """what a person should know of this copy"""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The labels of all training samples."""
+        labels: np.ndarray = self.train[1].numpy()
+        return labels if self.rows is None else labels[self.rows]

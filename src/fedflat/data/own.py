@@ -1,0 +1,264 @@
+"""A person's own data as a dataset: a table, a folder of images, or any torch `Dataset`.
+
+What comes out is a `Dataset` like any other: deal it out with any partition, or, where it says who each sample
+belongs to, with `ByUser()`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from ..errors import FedflatError, nearest
+from ..randomness import generator
+from .augmentation import Images
+from .dataset import Dataset
+from .readers.images import class_folders, decode_images, list_images
+from .readers.parquet import read_tables
+
+
+def read_table(
+    path: str | Path,
+    target: str,
+    client: str | None = None,
+    features: Sequence[str] | None = None,
+    test: float | str = 0.2,
+    standardise: bool = True,
+    seed: int = 0,
+) -> Dataset:
+    """Rows of a csv or Parquet file as samples.
+
+    Args:
+        path: a `.csv` file with a header, or a `.parquet` file.
+        target: the column with the class, numbers or words.
+        client: the column that says whose row it is; deal it out with `ByUser()`.
+        features: the columns to learn from; by default all others that hold only numbers.
+        test: the fraction of every client's rows kept for testing, or the column that is 1, true or "test" there.
+        standardise: scale features to zero mean and unit deviation over the training rows.
+        seed: of the choice of test rows.
+    """
+    path = Path(path)
+    columns = _read_columns(path)
+    for name in [target, *([client] if client else []), *([test] if isinstance(test, str) else [])]:
+        _known(path, columns, name)
+    labels, class_names = _numbered(columns[target])
+    if isinstance(test, str):
+        held = np.array([str(v).strip().lower() in ("1", "true", "test") for v in columns[test]])
+    else:
+        if not 0 < test < 1:
+            raise FedflatError(f"test={test}: give a fraction between 0 and 1, or the name of a column.")
+        held = _hold_out(columns[client] if client else [""] * len(labels), test, seed)
+    if held.all() or not held.any():
+        raise FedflatError(
+            f"{path}: {int(held.sum())} of {len(held)} rows are for testing; both parts need some."
+        )
+    used = list(features) if features is not None else _numeric(columns, {target, client, test})
+    if not used:
+        raise FedflatError(f"{path} has no numeric column to learn from beside '{target}'.")
+    for name in used:
+        _known(path, columns, name)
+    inputs = np.stack([_floats(path, name, columns[name]) for name in used], axis=1)
+    if standardise:
+        mean, std = inputs[~held].mean(0), inputs[~held].std(0)
+        inputs = (inputs - mean) / np.where(std > 0, std, 1.0)
+    groups, group_names = _numbered(columns[client]) if client else (None, ())
+    x, y = torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(labels)
+    kept = torch.from_numpy(~held)
+    return Dataset(
+        path.stem,
+        (x[kept], y[kept]),
+        (x[~kept], y[~kept]),
+        classes=len(class_names),
+        class_names=class_names,
+        groups=None if groups is None else groups[~held],
+        group_names=group_names,
+    )
+
+
+def read_images(
+    folder: str | Path,
+    size: tuple[int, int] | int | None = None,
+    channels: int = 3,
+    clients: bool = False,
+    test: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """A folder of images, a subfolder per class.
+
+    Args:
+        folder: holds `train/CLASS` and `test/CLASS`, or `CLASS` folders, or, with `clients=True`, a folder per client
+            that holds its `CLASS` folders: deal those out with `ByUser()`.
+        size: height and width to resize to; None if all images are of one size.
+        channels: 3 for colour, 1 for grey.
+        clients: whether the first level of folders is the clients.
+        test: the fraction of every client's (or every class's) images kept for testing, without a `test` folder.
+        seed: of the choice of test images.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FedflatError(f"{folder} is no folder. Give one that holds a folder of images per class.")
+    divided = bool(class_folders(folder / "train")) and bool(class_folders(folder / "test"))
+    if clients:
+        places = {p.name: p for p in sorted(folder.iterdir()) if class_folders(p)}
+    elif divided:
+        places = {"train": folder / "train", "test": folder / "test"}
+    else:
+        places = {folder.name: folder} if class_folders(folder) else {}
+    if not places:
+        raise FedflatError(f"{folder} has no folders of images{' below client folders' if clients else ''}.")
+    classes = sorted({name for place in places.values() for name in class_folders(place)})
+    found = [
+        (path, label, owner)
+        for owner, place in places.items()
+        for label, name in enumerate(classes)
+        for path in (list_images(place / name) if (place / name).is_dir() else [])
+    ]
+    pixels = decode_images(
+        ((str(p), p) for p, _, _ in found),
+        len(found),
+        (size, size) if isinstance(size, int) else size,
+        channels,
+    )
+    labels = np.array([label for _, label, _ in found], dtype=np.int64)
+    owners = [owner for _, _, owner in found]
+    held = np.array(owners) == "test" if divided and not clients else _hold_out(owners, test, seed)
+    groups, group_names = _numbered(owners) if clients else (None, ())
+    mean, std = _statistics(pixels[~held])
+    return Dataset(
+        folder.name,
+        (torch.from_numpy(pixels[~held]), torch.from_numpy(labels[~held])),
+        (torch.from_numpy(pixels[held]), torch.from_numpy(labels[held])),
+        classes=len(classes),
+        pipeline=Images(mean, std),
+        class_names=tuple(classes),
+        groups=None if groups is None else groups[~held],
+        group_names=group_names,
+    )
+
+
+def from_torch(
+    train: TorchDataset[Any], test: TorchDataset[Any], groups: Sequence[Any] | None = None, name: str = "own"
+) -> Dataset:
+    """Any two torch datasets of `(input, class)`; `groups` says whose each training sample is."""
+    x, y = _stack(train, "training")
+    held_x, held_y = _stack(test, "test")
+    numbers, names = _numbered(groups) if groups is not None else (None, ())
+    if numbers is not None and len(numbers) != len(y):
+        raise FedflatError(f"{len(numbers)} groups for {len(y)} training samples; give one per sample.")
+    classes = 1 + max(int(y.max()), int(held_y.max()))
+    return Dataset(name, (x, y), (held_x, held_y), classes, groups=numbers, group_names=names)
+
+
+# -- helpers ---------------------------------------------------------------------------------------
+
+
+def _stack(samples: TorchDataset[Any], which: str) -> tuple[Tensor, Tensor]:
+    """All samples of a torch dataset as two tensors."""
+    inputs, targets = [], []
+    for number in range(len(samples)):  # type: ignore[arg-type]
+        try:
+            x, y = samples[number]
+            inputs.append(torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x))
+            targets.append(int(y))
+        except (TypeError, ValueError) as problem:
+            raise FedflatError(
+                f"Sample {number} of the {which} dataset is not a pair of an array and a class ({problem})."
+            ) from None
+        if inputs[-1].shape != inputs[0].shape:
+            raise FedflatError(
+                f"Sample {number} of the {which} dataset has shape {tuple(inputs[-1].shape)}, the first "
+                f"{tuple(inputs[0].shape)}; resize or pad them first."
+            )
+    if not inputs:
+        raise FedflatError(f"The {which} dataset is empty.")
+    return torch.stack(inputs), torch.tensor(targets)
+
+
+def _read_columns(path: Path) -> dict[str, list[Any]]:
+    if not path.is_file():
+        raise FedflatError(f"There is no file {path}.")
+    if path.suffix == ".parquet":
+        table = read_tables([path])
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+    else:
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                rows = list(csv.reader(file))
+        except (UnicodeDecodeError, csv.Error) as problem:
+            raise FedflatError(f"{path} is no csv file in UTF-8 ({problem}).") from None
+        header, body = (rows[0], rows[1:]) if rows else ([], [])
+        bad = next((n for n, row in enumerate(body, start=2) if len(row) != len(header)), None)
+        if bad is not None:
+            raise FedflatError(f"{path}, line {bad}: {len(body[bad - 2])} values for {len(header)} columns.")
+        columns = {name: [row[i] for row in body] for i, name in enumerate(header)}
+    if not columns or not next(iter(columns.values())):
+        raise FedflatError(f"{path} has no rows.")
+    return columns
+
+
+def _known(path: Path, columns: dict[str, list[Any]], name: str) -> None:
+    if name not in columns:
+        raise FedflatError(f"{path} has no column '{name}'.{nearest(name, columns)}")
+
+
+def _numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Values as numbers from 0 in sorted order (numerically if they are numbers), and their names."""
+    texts = [str(v).strip() for v in values]
+    try:
+        names = sorted(set(texts), key=float)
+    except ValueError:
+        names = sorted(set(texts))
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.array([numbers[text] for text in texts], dtype=np.int64), tuple(names)
+
+
+def _numeric(columns: dict[str, list[Any]], taken: set[Any]) -> list[str]:
+    def is_number(value: Any) -> bool:
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return [name for name, values in columns.items() if name not in taken and all(map(is_number, values))]
+
+
+def _floats(path: Path, name: str, values: list[Any]) -> np.ndarray:
+    result = np.empty(len(values))
+    for number, value in enumerate(values):
+        try:
+            result[number] = float(value)
+        except (TypeError, ValueError):
+            raise FedflatError(
+                f"{path}: column '{name}', row {number + 1} is {value!r}, not a number."
+            ) from None
+    if not np.isfinite(result).all():
+        raise FedflatError(
+            f"{path}: column '{name}' has missing or infinite values; fill or drop those rows."
+        )
+    return result
+
+
+def _hold_out(owners: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
+    """Which samples are for testing: the fraction of every owner's, rounded, at least one kept for training."""
+    held = np.zeros(len(owners), dtype=bool)
+    rng = generator(seed, "own test")
+    numbers, names = _numbered(owners)
+    for owner in range(len(names)):
+        rows = rng.permutation(np.flatnonzero(numbers == owner))
+        held[rows[: min(round(fraction * len(rows)), len(rows) - 1)]] = True
+    return held
+
+
+def _statistics(pixels: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel, of values from 0 to 1."""
+    flat = pixels.reshape(-1, pixels.shape[-1]) / 255.0
+    std = np.where(flat.std(0) > 0, flat.std(0), 1.0)
+    return tuple(flat.mean(0).tolist()), tuple(std.tolist())

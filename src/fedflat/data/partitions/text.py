@@ -1,0 +1,59 @@
+"""Partitions as text: `iid`, `dirichlet:0.1`, `longtail:2/dirichlet:0.1:chunked`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...errors import FedflatError, nearest
+from .base import Partition
+from .dirichlet import Dirichlet
+from .even import IID, Quantity
+from .long_tail import LongTail
+from .natural import ByDomain, ByUser
+from .pathological import Pathological
+
+
+class _Spelling(NamedTuple):
+    make: Callable[..., Partition]
+    example: str
+    number: Callable[[str], Any] | None = None
+    has_form: bool = False
+
+
+SPELLINGS = {
+    "iid": _Spelling(IID, "iid"),
+    "quantity": _Spelling(Quantity, "quantity:0.5", float),
+    "dirichlet": _Spelling(Dirichlet, "dirichlet:0.1 or dirichlet:0.1:chunked", float, has_form=True),
+    "hsu": _Spelling(partial(Dirichlet, form="hsu"), "hsu:0.5", float),
+    "pathological": _Spelling(Pathological, "pathological:2 or pathological:3:prior", int, has_form=True),
+    "by-user": _Spelling(ByUser, "by-user"),
+    "by-domain": _Spelling(ByDomain, "by-domain"),
+    "longtail": _Spelling(LongTail, "longtail:2/dirichlet:0.1", float),
+}
+
+
+def parse_partition(text: str) -> Partition:
+    """A partition from its text: a name, its number and form after colons, and after `longtail` a slash and the next.
+
+    For example `iid`, `dirichlet:0.1`, `dirichlet:0.1:chunked`, `hsu:0.5`, `pathological:2`, `pathological:3:prior`,
+    `quantity:0.5`, `by-user`, `by-domain` or `longtail:2/dirichlet:0.1:chunked`. `str(partition)` writes it.
+    """
+    head, slash, rest = text.strip().partition("/")
+    name, *values = head.strip().split(":")
+    if name not in SPELLINGS:
+        raise FedflatError(f"There is no partition '{name}'.{nearest(name, SPELLINGS)}")
+    spelling = SPELLINGS[name]
+    arguments: list[Any] = list(values)
+    try:
+        if spelling.number is not None:
+            arguments[0] = spelling.number(values[0])
+        fits = len(values) <= (spelling.number is not None) + spelling.has_form
+    except (ValueError, IndexError):
+        fits = False
+    if not fits or (slash and name != "longtail"):
+        raise FedflatError(f"'{text}' is not a partition: write for example {spelling.example}.")
+    if slash:
+        arguments.append(parse_partition(rest))
+    return spelling.make(*arguments)

@@ -1,0 +1,93 @@
+"""Parquet files in the layout of the Hugging Face hub: an image or text column, a label column."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import FedflatError, MissingExtra, nearest
+from . import Split
+from .images import decode_images
+
+
+def find_parquet(folder: Path, split: str) -> list[Path]:
+    """`train.parquet`, or `train-00000-of-00002.parquet` and so on, in the folder or one below it."""
+    for pattern in (f"{split}.parquet", f"{split}-*.parquet"):
+        for place in [folder, *sorted(p for p in folder.iterdir() if p.is_dir())]:
+            found = sorted(place.glob(pattern))
+            if found:
+                return found
+    return []
+
+
+def read_tables(files: Sequence[Path]) -> Any:
+    """All files of a split as one table."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtra("pyarrow", "data", "Reading Parquet files") from None
+    tables = []
+    for path in files:
+        try:
+            tables.append(pyarrow.parquet.read_table(path))
+        except (pyarrow.ArrowException, OSError) as problem:
+            reason = str(problem).splitlines()[0]
+            raise FedflatError(f"{path} is no sound Parquet file ({reason}); fetch it again.") from None
+    return pyarrow.concat_tables(tables)
+
+
+def find_column(table: Any, wanted: Sequence[str], files: Sequence[Path]) -> str:
+    """The first of the wanted columns that the table has."""
+    for name in wanted:
+        if name in table.column_names:
+            return name
+    raise FedflatError(f"{files[0]} has no column '{wanted[0]}'.{nearest(wanted[0], table.column_names)}")
+
+
+def read_labels(table: Any, column: str, files: Sequence[Path]) -> np.ndarray:
+    """Whole numbers from 0."""
+    values = table[column].to_numpy()
+    if values.dtype.kind not in "iu" or len(values) == 0 or int(values.min()) < 0:
+        raise FedflatError(
+            f"{files[0]}: column '{column}' must hold class numbers from 0, without gaps in the rows."
+        )
+    return np.asarray(values, dtype=np.int64)
+
+
+def read_image_split(
+    files: Sequence[Path],
+    labels: Sequence[str],
+    size: tuple[int, int] | None,
+    channels: int,
+    groups: str | None = None,
+) -> Split:
+    """A table of encoded images."""
+    table = read_tables(files)
+    image = find_column(table, ["img", "image"], files)
+    label = find_column(table, labels, files)
+    pixels = decode_images(_encoded(table[image], files[0]), len(table), size, channels)
+    owners = [str(g) for g in table[groups].to_pylist()] if groups in table.column_names else None
+    return Split(pixels, read_labels(table, label, files), owners, _class_names(table, label))
+
+
+def _encoded(column: Any, path: Path) -> Iterator[tuple[str, bytes]]:
+    for number, cell in enumerate(column):
+        value = cell.as_py()
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
+            raise FedflatError(f"{path}: row {number} holds no image bytes.")
+        yield f"{path}, row {number}", content
+
+
+def _class_names(table: Any, label: str) -> list[str]:
+    """As the hub writes them into the schema."""
+    stored = (table.schema.metadata or {}).get(b"huggingface")
+    if stored is None:
+        return []
+    feature = json.loads(stored).get("info", {}).get("features", {}).get(label, {})
+    return [str(name) for name in feature.get("names", [])]
