@@ -163,6 +163,15 @@ def test_refused_parameters(mechanism, parameter, value):
         mechanism(**{parameter: value})
 
 
+@pytest.mark.parametrize("mechanism", [ff.ServerMomentum, ff.NesterovMomentum, ff.LookAheadMomentum])
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_a_switch_is_true_or_false(mechanism, value):
+    with pytest.raises(ff.FedflatError, match=f"{mechanism.name}: apply must be True or False"):
+        mechanism(apply=value)
+    with pytest.raises(ff.FedflatError, match="local-ascent: normalize must be True or False"):
+        ff.LocalAscent(normalize=value)
+
+
 def test_a_window_is_a_whole_number():
     with pytest.raises(ff.FedflatError, match="window"):
         ff.InterpolatedAscent(window=2.5)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
-from test_identities import assert_same, client_gradient, train_small, trajectory
+from test_identities import assert_same, client_gradient, few, train_small, trajectory
 from test_reference import SCHEDULE, SHAPE, SIZES, network, problem
 from torch import Tensor, nn
 
@@ -35,7 +35,6 @@ STATEFUL = [
     "fedwmsam",
     "fednsam_s",
 ]
-few = settings(deadline=None, max_examples=10)
 
 
 def deep(seed: int = 0) -> nn.Module:
@@ -262,7 +261,7 @@ def watched(samples: int) -> tuple[Tensor, Tensor, Watching]:
     lr_decay=st.sampled_from([1.0, 0.8]),
     clip_norm=st.none() | st.floats(0.05, 1.0),
 )
-@settings(deadline=None, max_examples=25)
+@settings(few, max_examples=25)
 def test_local_sgd_is_torchs(samples, batch_size, epochs, momentum, weight_decay, lr_decay, clip_norm):
     """The same batches through torch.optim.SGD, a new optimiser every round."""
     x, y, module = watched(samples)
@@ -359,6 +358,7 @@ def test_clipping_before_and_after_corrections(stage):
         ({"epochs": 0}, "epochs must be"),
         ({"epochs": 1.5}, "epochs must be a whole number"),
         ({"epochs": True}, "epochs must be a number"),
+        ({"epochs": math.inf}, "epochs must be a whole number"),
         ({"steps": 0}, "steps must be"),
         ({"steps": 2.5}, "steps must be a whole number"),
         ({"batch_size": 0}, "batch_size must be"),
@@ -680,7 +680,10 @@ BAD_UPLOADS = {
     "nan in vector": ({"vectors": {"control": vector(math.nan)}}, "'control' holds NaN or infinite values"),
     "no samples": ({"samples": 0}, "0 samples"),
     "negative samples": ({"samples": -5}, "-5 samples"),
+    "nan samples": ({"samples": math.nan}, "samples"),
+    "infinite samples": ({"samples": math.inf}, "samples"),
     "no steps": ({"steps": 0}, "0 steps"),
+    "nan steps": ({"steps": math.nan}, "steps"),
     "nan buffers": ({"buffers": vector(math.nan, size=2)}, "buffers"),
     "short buffers": ({"buffers": vector(size=1)}, "buffers"),
     "long buffers": ({"buffers": vector(size=3)}, "buffers"),

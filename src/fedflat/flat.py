@@ -58,6 +58,8 @@ class FlatModel:
         self.sizes = [p.numel() for p in self.parameters]
         self.vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.grad = torch.zeros_like(self.vector)
+        self.rows: dict[int, Tensor] = {}
+        """by parameter, the rows that its last gradient touched, where that was sparse"""
         for p, value, gradient in zip(
             self.parameters, self.split(self.vector), self.split(self.grad), strict=True
         ):
@@ -104,11 +106,22 @@ class FlatModel:
     # -- gradients ---------------------------------------------------------------------------------
 
     def differentiate(self, loss: Tensor, into: list[Tensor]) -> None:
-        """Write the gradient of `loss` at the present point into the views `into` (no zeroing needed)."""
+        """Write the gradient of `loss` at the present point into the views `into` (no zeroing needed).
+
+        Sparse gradients of embeddings are written row by row; `rows` then tells which rows those are.
+        """
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        if any(g is None for g in gradients):
-            for view, gradient in zip(into, gradients, strict=True):
-                view.zero_() if gradient is None else view.copy_(gradient)
+        self.rows.clear()
+        if any(g is None or g.is_sparse for g in gradients):
+            for number, (view, gradient) in enumerate(zip(into, gradients, strict=True)):
+                if gradient is None:
+                    view.zero_()
+                elif gradient.is_sparse:
+                    rows = gradient._indices()[0]
+                    view.zero_().index_add_(0, rows, gradient._values())
+                    self.rows[number] = rows
+                else:
+                    view.copy_(gradient)
         else:
             torch._foreach_copy_(into, gradients)
 

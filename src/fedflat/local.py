@@ -195,6 +195,8 @@ class LocalTraining:
         self.direction, self.first = torch.empty_like(self.w), torch.empty_like(self.w)
         self.direction_views = model.split(self.direction)
         self.first_views = model.split(self.first)
+        self.w_views = model.split(self.w)
+        self._only_gradients_move = not (self.directions or sgd.weight_decay or sgd.momentum or sgd.clip_norm)
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
         self.local = Local(model, self.w)
         self.step = Step(self.local, self)
@@ -203,6 +205,18 @@ class LocalTraining:
 
     def run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
         """The whole round of one client."""
+        try:
+            return self._run(client, shard, download, state)
+        except FedflatError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as problem:
+            reason = str(problem).strip().split("\n")[0]
+            raise FedflatError(
+                f"client {client}, round {download.round}: training failed in step {self.step.index} on inputs "
+                f"of shape {tuple(self.step.inputs.shape)}: {reason}"
+            ) from problem
+
+    def _run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
         local = self.local
         local.round, local.client, local.lr = download.round, client, download.lr
         local.samples, local.steps = len(shard), self.sgd.steps_for(len(shard))
@@ -273,11 +287,24 @@ class LocalTraining:
             mechanism.direction(step, d)
         if sgd.clip_norm is not None and sgd.clip_stage == "direction":
             clip_(d, sgd.clip_norm)
+        if self.model.rows and self._only_gradients_move:
+            self._step_rows(lr)
+            return
         if sgd.weight_decay:
             d.add_(self.w, alpha=sgd.weight_decay)
         if self.momentum is not None:
             d = self.momentum.copy_(d) if first else self.momentum.mul_(sgd.momentum).add_(d)
         self.w.add_(d, alpha=-lr)
+
+    def _step_rows(self, lr: float) -> None:
+        """`w ← w − η d` where d is not zero: of an embedding only the rows of words in the batch."""
+        for position, (w, d) in enumerate(zip(self.w_views, self.direction_views, strict=True)):
+            rows = self.model.rows.get(position)
+            if rows is None:
+                w.add_(d, alpha=-lr)
+            else:
+                rows = torch.unique(rows)
+                w.index_add_(0, rows, d.index_select(0, rows), alpha=-lr)
 
     def _batches(self, client: int, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of freshly shuffled epochs; every epoch is gathered (and augmented) once, then sliced."""

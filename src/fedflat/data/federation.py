@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,13 @@ class Shard:
             return self.inputs[first:last], self.targets[first:last]
         rows = self.index[first:last]
         return self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
+
+    def thinned(self, most: int) -> Shard:
+        """At most so many of the samples, evenly spaced."""
+        if len(self) <= most:
+            return self
+        rows = torch.linspace(0, len(self) - 1, most, dtype=torch.float64, device=self.targets.device).long()
+        return replace(self, index=rows if self.index is None else self.index[rows])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples in order, prepared for evaluation, a batch at a time."""

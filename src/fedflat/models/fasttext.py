@@ -27,7 +27,7 @@ class FastText(nn.Module):
 
 
 def fasttext(
-    shape: tuple[int, ...], classes: int, vocabulary: int | None = None, sparse: bool = False
+    shape: tuple[int, ...], classes: int, vocabulary: int | None = None, sparse: bool = True
 ) -> nn.Module:
     """Mean of word vectors of width 32 and two linear layers: 3,157,508 parameters on AG News.
 
