@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import FedflatError
+from .usual import USUAL
 
 PIPE_WIDTH = 120
 """Columns of a table that goes into a file or a pipe."""
@@ -29,9 +30,16 @@ app = typer.Typer(
 )
 
 DEMO = ("fedgmt", "fedavg", "fedsam")
-DEMO_CLIENTS = 20
 SHARPNESS_SAMPLES = 2000
 """Training samples, evenly spaced over the clients, on which the summary measures sharpness."""
+
+
+def _usual(what: str) -> str:
+    """The defaults of an option, by dataset."""
+    first = getattr(USUAL["digits"], what)
+    same = all(getattr(plan, what) == first for plan in USUAL.values())
+    return f"(default: {first})" if same else f"(default: by dataset, {first} on digits)"
+
 
 PARTITION_HELP = (
     "How data is dealt out: iid, dirichlet:ALPHA[:FORM], pathological:CLASSES[:FORM], hsu:ALPHA, "
@@ -46,13 +54,13 @@ Dataset = Annotated[
 Clients = Annotated[
     int | None,
     typer.Option(
-        help="Number of clients. [default: 20; all users or domains, for by-user and by-domain]", min=1
+        help=f"Number of clients. {_usual('clients')}; all there are with by-user and by-domain.", min=1
     ),
 ]
 DataDirectory = Annotated[
     Path | None,
     typer.Option(
-        help="Directory that holds the dataset. [default: FEDFLAT_DATA, ./data and the usual caches]"
+        help="Directory that holds the dataset. (default: FEDFLAT_DATA, ./data and the usual caches)"
     ),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Download the dataset if it is not found.")]
@@ -83,34 +91,44 @@ def run(
             "-m",
             help="A method (fedgmt, fedsam(rho=0.1)) or a composition of mechanisms "
             '("local-ascent(rho=0.05) + control-variates"). Repeat it to compare several on the same split. '
-            "[default: fedgmt beside fedavg and fedsam]",
+            "(default: fedgmt beside fedavg and fedsam)",
         ),
     ] = None,
     dataset: Dataset = "digits",
-    model: Annotated[str, typer.Option(help="The model; `fedflat models` lists them.")] = "mlp",
+    model: Annotated[
+        str | None, typer.Option(help=f"The model; `fedflat models` lists them. {_usual('model')}")
+    ] = None,
     partition: Annotated[str, typer.Option(help=PARTITION_HELP)] = "dirichlet:0.1",
     clients: Clients = None,
     augment: Annotated[
         str | None,
         typer.Option(
             help="How training images are augmented: none, crop-flip, fedwmsam, fedgmt-paper, "
-            "fedgmt-code. [default: what is usual for the dataset]"
+            "fedgmt-code. (default: what is usual for the dataset)"
         ),
     ] = None,
     data: DataDirectory = None,
     download: Download = False,
     target: Target = None,
     client_column: ClientColumn = None,
-    per_round: Annotated[int, typer.Option(help="Clients that take part in a round.", min=1)] = 5,
-    rounds: Annotated[int, typer.Option(help="Communication rounds.", min=1)] = 40,
-    lr: Annotated[float, typer.Option(help="Local learning rate.")] = 0.05,
+    per_round: Annotated[
+        int | None, typer.Option(help=f"Clients that take part in a round. {_usual('per_round')}", min=1)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help=f"Communication rounds. {_usual('rounds')}", min=1)
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help=f"Local learning rate. {_usual('lr')}")] = None,
     lr_decay: Annotated[float, typer.Option(help="Factor on the learning rate every round.")] = 1.0,
     momentum: Annotated[float, typer.Option(help="Local SGD momentum, anew every round.")] = 0.0,
     weight_decay: Annotated[float, typer.Option(help="Local weight decay.")] = 0.0,
     clip_norm: Annotated[float | None, typer.Option(help="Clip the local direction to this norm.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Local epochs per round. [default: 5]")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help=f"Local epochs per round. {_usual('epochs')}", min=1)
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round, instead of epochs.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Local batch size; 0 is the full batch.", min=0)] = 20,
+    batch_size: Annotated[
+        int | None, typer.Option(help=f"Local batch size; 0 is the full batch. {_usual('batch_size')}", min=0)
+    ] = None,
     weighting: Annotated[
         str, typer.Option(help="Average client updates by their number of samples, or uniform.")
     ] = "samples",
@@ -125,7 +143,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     engine: Annotated[str, typer.Option(help="Where clients run: inprocess.")] = "inprocess",
     out: Annotated[
-        Path | None, typer.Option(help="Directory for metrics and the trained model. [default: none]")
+        Path | None, typer.Option(help="Directory for metrics and the trained model. (default: none)")
     ] = None,
 ) -> None:
     """Train. Without options: FedGMT beside FedAvg and FedSAM on handwritten digits, in seconds."""
@@ -133,24 +151,32 @@ def run(
     from .local import LocalSGD
     from .progress import RunProgress
     from .training import train
+    from .usual import usual
 
     methods = _methods(method or list(DEMO))
+    loaded = _dataset(dataset, data, download, target, client_column)
+    plan = usual(loaded.name)
+    federation = federate(loaded, partition, _clients(clients, partition, plan.clients), seed, augment)
+    model = model or plan.model
+    rounds = rounds or plan.rounds
+    per_round = per_round or min(plan.per_round, len(federation))
+    given_length = epochs is not None or steps is not None
+    size = plan.batch_size if batch_size is None else batch_size
     sgd = LocalSGD(
-        lr=lr,
+        lr=plan.lr if lr is None else lr,
         momentum=momentum,
         weight_decay=weight_decay,
-        epochs=5 if epochs is None and steps is None else epochs,
-        steps=steps,
-        batch_size=batch_size or None,
+        epochs=epochs if given_length else plan.epochs,
+        steps=steps if given_length else plan.steps,
+        batch_size=size or None,
         lr_decay=lr_decay,
         clip_norm=clip_norm,
     )
-    loaded = _dataset(dataset, data, download, target, client_column)
-    federation = federate(loaded, partition, _clients(clients, partition), seed, augment)
+    length = f"{sgd.epochs} epochs" if sgd.steps is None else f"{sgd.steps} steps"
     console.print(
         f"{federation.name}, {sum(federation.sizes):,} samples over {len(federation)} clients by {partition}, "
-        f"{per_round} a round, {rounds} rounds, model {model}, seed {seed}"
-        + (f" ({loaded.note})" if loaded.note else ""),
+        f"{per_round} a round, {rounds} rounds of {length}, batch {sgd.batch_size or 'full'}, lr {sgd.lr:g}, "
+        f"model {model}, seed {seed}" + (f" ({loaded.note})" if loaded.note else ""),
         style="dim",
         highlight=False,
         soft_wrap=True,
@@ -209,7 +235,7 @@ def split(
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     plot: Annotated[bool, typer.Option("--plot", help="Draw clients and classes.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The picture's file. [default: DATASET-PARTITION.png]")
+        Path | None, typer.Option(help="The picture's file. (default: DATASET-PARTITION.png)")
     ] = None,
     data: DataDirectory = None,
     download: Download = False,
@@ -219,11 +245,13 @@ def split(
     """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
     from .data.partitions import parse_partition
     from .data.split_report import describe, draw
+    from .usual import usual
 
     loaded = _dataset(dataset, data, download, target, client_column)
     chosen = parse_partition(partition)
     labels = loaded.labels
-    indices = chosen.split(labels, _clients(clients, partition), seed, loaded.groups)
+    number = _clients(clients, partition, usual(loaded.name).clients)
+    indices = chosen.split(labels, number, seed, loaded.groups)
     console.print(describe(labels, indices, loaded.classes))
     if plot or out is not None:
         name = f"{loaded.name}-{partition}".replace("/", "-").replace(":", "-")
@@ -363,10 +391,10 @@ def _dataset(
     return load_dataset(name, data, download)
 
 
-def _clients(given: int | None, partition: str) -> int | None:
+def _clients(given: int | None, partition: str, otherwise: int) -> int | None:
     """As asked for; all there are, where the data says who is who."""
     natural = partition.split("/")[-1] in ("by-user", "by-domain")
-    return given if given is not None or natural else DEMO_CLIENTS
+    return given if given is not None or natural else otherwise
 
 
 def _directory(out: Path | None, name: str, runs: int) -> Path | None:
