@@ -15,6 +15,8 @@ from .data.partitions import (
     Pathological as Pathological,
     Quantity as Quantity,
 )
+from .engines.inprocess import InProcess as InProcess
+from .engines.workers import Workers as Workers
 from .errors import FedflatError as FedflatError
 from .flat import FlatModel as FlatModel
 from .flatness.sharpness import sharpness as sharpness

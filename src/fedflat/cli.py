@@ -141,7 +141,25 @@ def run(
         str, typer.Option(help="An upload with NaN or a wrong shape: skip it or stop.")
     ] = "skip",
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    engine: Annotated[str, typer.Option(help="Where clients run: inprocess.")] = "inprocess",
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Where clients run: inprocess, or workers, a process per core with the same result. "
+            "(default: inprocess for small data, else workers)"
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of worker processes. (default: one per core)", min=1)
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(help="Threads of this process; above 1 results depend on the number.", min=1)
+    ] = 1,
+    state_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for what is kept per client, such as 2GiB; the rest is on disk. (default: all)"
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for metrics and the trained model. (default: none)")
     ] = None,
@@ -197,7 +215,9 @@ def run(
                     eval_every=eval_every,
                     on_bad_upload=bad_uploads,
                     seed=seed,
-                    engine=engine,
+                    engine=_engine(engine, workers, loaded.name),
+                    threads=threads,
+                    state_memory=state_memory,
                     out=_directory(out, chosen.name, len(methods)),
                     on_round=progress.update,
                 )
@@ -395,6 +415,19 @@ def _clients(given: int | None, partition: str, otherwise: int) -> int | None:
     """As asked for; all there are, where the data says who is who."""
     natural = partition.split("/")[-1] in ("by-user", "by-domain")
     return given if given is not None or natural else otherwise
+
+
+def _engine(name: str | None, workers: int | None, dataset: str) -> Any:
+    """Worker processes where it pays: the papers' datasets are known to be large enough."""
+    if name is None and workers is None:
+        name = "inprocess" if dataset == "digits" or dataset not in USUAL else "workers"
+    if workers is not None and name in (None, "workers"):
+        from .engines.workers import Workers
+
+        return Workers(workers)
+    if workers is not None:
+        raise FedflatError(f"--workers {workers} goes with --engine workers, not with {name}.")
+    return name
 
 
 def _directory(out: Path | None, name: str, runs: int) -> Path | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,15 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
     """The cosine between two vectors; None where one of them is zero."""
     scale = inverse_norm(a) * inverse_norm(b)
     return torch.dot(a, b).item() * scale if scale else None
+
+
+Gradients = tuple[Tensor | None, ...]
+"""A piece per parameter: None where the loss does not depend on it, sparse for some embeddings."""
+
+
+def all_dense(gradients: Gradients) -> bool:
+    """Whether every piece is an ordinary tensor."""
+    return all(g is not None and not g.is_sparse for g in gradients)
 
 
 class FlatModel:
@@ -58,8 +68,6 @@ class FlatModel:
         self.sizes = [p.numel() for p in self.parameters]
         self.vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.grad = torch.zeros_like(self.vector)
-        self.rows: dict[int, Tensor] = {}
-        """by parameter, the rows that its last gradient touched, where that was sparse"""
         for p, value, gradient in zip(
             self.parameters, self.split(self.vector), self.split(self.grad), strict=True
         ):
@@ -74,6 +82,18 @@ class FlatModel:
             return model
         first = next(model.parameters())
         return cls(copy.deepcopy(model), first.dtype, first.device)
+
+    def copy(self, device: torch.device | str) -> FlatModel:
+        """Another flat model of the same module, with its own memory, on a device."""
+        return FlatModel(copy.deepcopy(self.module), self.vector.dtype, device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process as a module that owns its memory, and made flat again there."""
+        module = copy.deepcopy(self.module)
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()
+            parameter.grad = None
+        return FlatModel, (module, self.vector.dtype, self.vector.device)
 
     def release(self) -> nn.Module:
         """The module with parameters that own their memory again; this flat model is then done."""
@@ -105,25 +125,26 @@ class FlatModel:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def differentiate(self, loss: Tensor, into: list[Tensor]) -> None:
-        """Write the gradient of `loss` at the present point into the views `into` (no zeroing needed).
+    def gradients(self, loss: Tensor) -> Gradients:
+        """The gradient of `loss` at the present point, as autograd gives it: a piece per parameter."""
+        return torch.autograd.grad(loss, self.parameters, allow_unused=True)
 
-        Sparse gradients of embeddings are written row by row; `rows` then tells which rows those are.
-        """
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        self.rows.clear()
-        if any(g is None or g.is_sparse for g in gradients):
-            for number, (view, gradient) in enumerate(zip(into, gradients, strict=True)):
-                if gradient is None:
-                    view.zero_()
-                elif gradient.is_sparse:
-                    rows = gradient._indices()[0]
-                    view.zero_().index_add_(0, rows, gradient._values())
-                    self.rows[number] = rows
-                else:
-                    view.copy_(gradient)
-        else:
-            torch._foreach_copy_(into, gradients)
+    def write(self, gradients: Gradients, into: list[Tensor]) -> None:
+        """Write the pieces of a gradient into views of a flat vector; no zeroing is needed before."""
+        if all_dense(gradients):
+            torch._foreach_copy_(into, cast("tuple[Tensor, ...]", gradients))
+            return
+        for view, gradient in zip(into, gradients, strict=True):
+            if gradient is None:
+                view.zero_()
+            elif gradient.is_sparse:
+                view.zero_().index_add_(0, gradient._indices()[0], gradient._values())
+            else:
+                view.copy_(gradient)
+
+    def differentiate(self, loss: Tensor, into: list[Tensor]) -> None:
+        """Write the gradient of `loss` at the present point into views of a flat vector."""
+        self.write(self.gradients(loss), into)
 
     def gradient(self, loss: Callable[[nn.Module], Tensor], at: Tensor | None = None) -> Tensor:
         """The gradient of `loss(module)` at `at` (default: where the model is), as a new vector."""

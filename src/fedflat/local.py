@@ -14,15 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from .data.federation import Shard
 from .errors import FedflatError
-from .flat import FlatModel
+from .flat import FlatModel, Gradients, all_dense
+from .frozen import FrozenModels, Passes
 from .mechanism import check_parameters, choice, number, overrides
 from .messages import Download, Upload
 from .method import Method
@@ -119,7 +119,6 @@ class Step:
         self.first: Tensor = torch.empty(0)
         """the gradient that `gradient()` took in this step"""
         self._moved = False
-        self._frozen: dict[int, Tensor] = {}
 
     @property
     def w(self) -> Tensor:
@@ -151,21 +150,25 @@ class Step:
         """The gradient at the point, on this step's batch: one more forward and backward pass."""
         self.settle()
         self.first = self._training.first
-        self._training.differentiate(self, self._training.first_views)
+        gradients, _ = self._training.differentiate(self)
+        self.local.model.write(gradients, self._training.first_views)
         return self.first
 
     def outputs_at(self, vector: Tensor) -> Tensor:
-        """The outputs of the model with other, constant weights on this step's batch: one forward pass."""
-        key = vector.data_ptr()
-        if key not in self._frozen:
-            self._frozen[key] = self._training.forward_at(vector, self.inputs)
-        return self._frozen[key]
+        """The outputs of the model with other weights, constant in this round, on this step's batch.
+
+        The method makes one more forward pass; mostly it is spared, since samples are known beforehand.
+        """
+        return self._training.frozen.outputs_at(vector)
+
+    def spare(self, forward: int, backward: int) -> None:
+        """Count passes that the method makes but whose result is not needed in this step."""
+        self._training.passes.spare(forward, backward)
 
     def next_batch(self, index: int, inputs: Tensor, targets: Tensor) -> None:
         """Turn to the next step."""
         self.index, self.inputs, self.targets = index, inputs, targets
         self._moved = False
-        self._frozen.clear()
 
 
 class LocalTraining:
@@ -196,11 +199,13 @@ class LocalTraining:
         self.direction_views = model.split(self.direction)
         self.first_views = model.split(self.first)
         self.w_views = model.split(self.w)
-        self._only_gradients_move = not (self.directions or sgd.weight_decay or sgd.momentum or sgd.clip_norm)
+        self._corrected = bool(self.directions or sgd.clip_norm)
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
+        self.momentum_views = None if self.momentum is None else model.split(self.momentum)
         self.local = Local(model, self.w)
         self.step = Step(self.local, self)
-        self.forward = self.backward = 0
+        self.passes = Passes()
+        self.frozen = FrozenModels(model, self.passes)
         self._loss_sum = torch.zeros((), dtype=model.vector.dtype, device=model.vector.device)
 
     def run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
@@ -225,7 +230,8 @@ class LocalTraining:
         kept_buffers = state.pop("buffers", None)
         self._begin_buffers(download.buffers, kept_buffers)
         self.w.copy_(download.start)
-        self.forward = self.backward = 0
+        self.passes = Passes()
+        self.frozen = FrozenModels(self.model, self.passes)
         self._loss_sum.zero_()
 
         self.model.module.train()
@@ -252,81 +258,83 @@ class LocalTraining:
             vectors=vectors,
             buffers=buffers if self.buffers in ("average", "reset") else None,
             loss=self._loss_sum.item() / local.steps,
-            forward=self.forward,
-            backward=self.backward,
+            forward=self.passes.forward,
+            backward=self.passes.backward,
+            spared_forward=self.passes.spared_forward,
+            spared_backward=self.passes.spared_backward,
             state=local.state,
         )
 
-    def differentiate(self, step: Step, into: list[Tensor]) -> Tensor:
-        """The gradient of the loss and every mechanism's term, where the model stands."""
+    def differentiate(self, step: Step) -> tuple[Gradients, Tensor]:
+        """The gradient of the loss and every mechanism's term, where the model stands, and the plain loss."""
         outputs = self.model.module(step.inputs)
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
             total = total + mechanism.loss(step, outputs)
-        self.model.differentiate(total, into)
-        self.forward += 1
-        self.backward += 1
-        return plain.detach()
-
-    def forward_at(self, vector: Tensor, inputs: Tensor) -> Tensor:
-        """The outputs of the module with other weights, in evaluation mode, without a graph."""
-        self.forward += 1
-        with torch.no_grad(), self.model.evaluating() as module:
-            result: Tensor = functional_call(module, self.model.named(vector), (inputs,))
-        return result
+        self.passes.make(1, 1)
+        return self.model.gradients(total), plain.detach()
 
     def _take_step(self, first: bool) -> None:
-        step, d, sgd, lr = self.step, self.direction, self.sgd, self.local.lr
+        step, d, sgd = self.step, self.direction, self.sgd
         for mechanism in self.shifts:
             mechanism.shift(step)
         step.settle()
-        self._loss_sum += self.differentiate(step, self.direction_views)
+        gradients, loss = self.differentiate(step)
+        self._loss_sum += loss
+        if not self._corrected:  # the gradient alone moves the iterate: no need to gather it first
+            self._descend(gradients, first)
+            return
+        self.model.write(gradients, self.direction_views)
         if sgd.clip_norm is not None and sgd.clip_stage == "gradient":
             clip_(d, sgd.clip_norm)
         for mechanism in self.directions:
             mechanism.direction(step, d)
         if sgd.clip_norm is not None and sgd.clip_stage == "direction":
             clip_(d, sgd.clip_norm)
-        if self.model.rows and self._only_gradients_move:
-            self._step_rows(lr)
-            return
-        if sgd.weight_decay:
-            d.add_(self.w, alpha=sgd.weight_decay)
-        if self.momentum is not None:
-            d = self.momentum.copy_(d) if first else self.momentum.mul_(sgd.momentum).add_(d)
-        self.w.add_(d, alpha=-lr)
+        sgd_([self.w], [d], None if self.momentum is None else [self.momentum], sgd, self.local.lr, first)
 
-    def _step_rows(self, lr: float) -> None:
-        """`w ← w − η d` where d is not zero: of an embedding only the rows of words in the batch."""
-        for position, (w, d) in enumerate(zip(self.w_views, self.direction_views, strict=True)):
-            rows = self.model.rows.get(position)
-            if rows is None:
-                w.add_(d, alpha=-lr)
-            else:
-                rows = torch.unique(rows)
-                w.index_add_(0, rows, d.index_select(0, rows), alpha=-lr)
+    def _descend(self, gradients: Gradients, first: bool) -> None:
+        """An SGD step along the gradient, piece by piece; of an embedding only the rows in the batch."""
+        sgd, lr = self.sgd, self.local.lr
+        if all_dense(gradients):
+            dense = cast("tuple[Tensor, ...]", gradients)
+            sgd_(self.w_views, dense, self.momentum_views, sgd, lr, first)
+        elif sgd.momentum or sgd.weight_decay:
+            self.model.write(gradients, self.direction_views)
+            sgd_(self.w_views, self.direction_views, self.momentum_views, sgd, lr, first)
+        else:
+            for w, gradient in zip(self.w_views, gradients, strict=True):
+                if gradient is None:
+                    continue
+                if gradient.is_sparse:
+                    gradient = gradient.coalesce()
+                    w.index_add_(0, gradient.indices()[0], gradient.values(), alpha=-lr)
+                else:
+                    w.add_(gradient, alpha=-lr)
 
     def _batches(self, client: int, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of freshly shuffled epochs; every epoch is gathered (and augmented) once, then sliced."""
-        place = (self.local.round, client)
+        place, left = (self.local.round, client), self.local.steps
         shuffling, augmenting = generator(self.seed, "batches", *place), None
+        samples, size = len(shard), self.sgd.batch_size or len(shard)
         stored, labels = shard.stored()
         if shard.pipeline.random:
             augmenting = generator(self.seed, "augmentation", *place)
         else:
             stored = shard.pipeline.test(stored)
-        size, left = self.sgd.batch_size or len(shard), self.local.steps
+            if left * size >= samples:
+                self.frozen.same_samples(stored, size)
         while left > 0:
-            inputs, targets = stored, labels
-            if size < len(shard):
-                order = torch.from_numpy(shuffling.permutation(len(shard))).to(labels.device)
+            inputs, targets, order = stored, labels, None
+            if size < samples:
+                order = torch.from_numpy(shuffling.permutation(samples)[: left * size]).to(labels.device)
                 inputs, targets = stored.index_select(0, order), labels.index_select(0, order)
             if augmenting is not None:
                 inputs = shard.pipeline.train(inputs, augmenting)
-            for first in range(0, len(shard), size):
-                if left == 0:
-                    return
+            self.frozen.next_epoch(inputs, order, size)
+            for first in range(0, len(targets), size):
                 left -= 1
+                self.frozen.next_batch(first)
                 yield inputs[first : first + size], targets[first : first + size]
 
     def _begin_buffers(self, received: Tensor | None, kept: Tensor | None) -> None:
@@ -336,6 +344,32 @@ class LocalTraining:
             self.model.write_buffers(kept)
         else:
             self.model.write_buffers(received)
+
+
+def sgd_(
+    w: list[Tensor],
+    d: list[Tensor] | tuple[Tensor, ...],
+    momentum: list[Tensor] | None,
+    sgd: LocalSGD,
+    lr: float,
+    first: bool,
+) -> None:
+    """`b ← μ b + d + λ w` (b is d + λ w in the first step), `w ← w − η b`, in one sweep over memory."""
+    if momentum is None and not sgd.weight_decay:
+        torch._foreach_add_(w, d, alpha=-lr)
+        return
+    torch._fused_sgd_(
+        w,
+        d,
+        momentum if momentum is not None else [],
+        weight_decay=sgd.weight_decay,
+        momentum=sgd.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=first,
+    )
 
 
 def clip_(vector: Tensor, norm: float) -> None:

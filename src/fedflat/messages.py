@@ -59,8 +59,21 @@ class Upload:
     """mean training loss over the local steps, at the points where gradients were taken"""
     forward: int = 0
     backward: int = 0
+    """passes over a batch that the method makes"""
+    spared_forward: int = 0
+    spared_backward: int = 0
+    """those of them that did not have to be computed"""
     state: Mapping[str, Tensor] = field(default_factory=dict)
     """what the client keeps for its next round; committed only if the upload is accepted"""
+
+    borrowed: bool = False
+    """its vectors lie in memory that is used again for the next upload: copy what is kept"""
+
+    def numbers(self) -> dict[str, float]:
+        """Everything that is no vector."""
+        names = ["client", "round", "samples", "steps", "loss"]
+        names += ["forward", "backward", "spared_forward", "spared_backward"]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def bytes(self) -> int:

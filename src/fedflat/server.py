@@ -36,6 +36,7 @@ class Server:
         clients: int,
         weighting: str = "samples",
         buffers: Tensor | None = None,
+        state_memory: int | None = None,
     ) -> None:
         self.w = w
         self.method = method
@@ -46,7 +47,7 @@ class Server:
         self.state: dict[str, Value | None] = {}
         for mechanism in method.mechanisms:
             self.state.update(mechanism.server_state(w))
-        self.per_client = ClientStore()
+        self.per_client = ClientStore(budget=state_memory)
         """what the server keeps for every client"""
         self._receivers = [m for m in method.mechanisms if overrides(m, "receive")]
         self._senders = [m for m in method.mechanisms if overrides(m, "send")]

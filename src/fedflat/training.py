@@ -17,7 +17,6 @@ from .composition import as_method
 from .data.federation import Federation
 from .engines import Engine, Job, make_engine
 from .errors import FedflatError, nearest
-from .evaluation import evaluate as evaluate_model
 from .flat import FlatModel
 from .local import LocalSGD, LossFunction
 from .messages import Upload
@@ -26,7 +25,7 @@ from .models import build_model
 from .participation import Everyone, Participation, Uniform
 from .recording import Recorder
 from .server import RejectedUpload, Server
-from .store import ClientStore
+from .store import ClientStore, parse_size
 
 BUFFER_POLICIES = ("average", "local", "server", "reset")
 
@@ -48,7 +47,10 @@ class Round:
     steps: int = 0
     forward: int = 0
     backward: int = 0
-    """passes over a batch, all clients together"""
+    """passes over a batch that the method makes, all clients together"""
+    spared_forward: int = 0
+    spared_backward: int = 0
+    """those of them that did not have to be computed, since their result was known"""
     vectors_down: int = 0
     vectors_up: int = 0
     """model-sized vectors sent and received, all clients together"""
@@ -107,6 +109,8 @@ def train(
     loss: LossFunction = F.cross_entropy,
     out: str | Path | None = None,
     on_round: Callable[[Round], None] | None = None,
+    threads: int = 1,
+    state_memory: int | str | None = None,
 ) -> Run:
     """Train one model across the clients of a federation.
 
@@ -123,13 +127,16 @@ def train(
         seed: of everything random: participation, batches, dropout, and the weights of a named model.
         dtype: `torch.float32` or `torch.float64`.
         device: where to compute.
-        engine: where clients run: `"inprocess"`.
+        engine: where clients run: `"inprocess"`, `"workers"`, or for example `Workers(4)`.
         buffers: of the model (BatchNorm statistics): `"average"` them at the server, keep them `"local"` at
             each client, leave the `"server"`'s unchanged, or `"reset"` them before a local round and average.
         on_bad_upload: `"skip"` an upload with NaN, a wrong shape or a missing vector, or `"stop"`.
         loss: from outputs and targets to the mean loss of a batch.
         out: a directory to write metrics and the trained model to.
         on_round: called after every round with its `Round`.
+        threads: of torch in this process. With 1 the result does not depend on the machine; to use more cores,
+            take the engine `"workers"`, which is faster and has the same bits.
+        state_memory: how much memory what is kept per client may take, such as `"2GiB"`; the rest is on disk.
     """
     method = as_method(method)
     sgd = local or LocalSGD()
@@ -143,38 +150,43 @@ def train(
         raise FedflatError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1.")
     participation.check(len(federation), rounds)
 
-    federation = federation.to(dtype, device)
-    module = copy.deepcopy(model) if isinstance(model, nn.Module) else build_model(model, federation, seed)
-    flat = FlatModel(module, dtype, device)
-    server = Server(flat.vector.clone(), method, len(federation), weighting, flat.read_buffers())
-    store = ClientStore()
-    runner = make_engine(engine)
-    recorder = Recorder(out, method=method, federation=federation, sgd=sgd, rounds=rounds, seed=seed)
-    history: list[dict[str, Any]] = []
-    runner.open(Job(federation, flat, method, sgd, loss, seed, buffers))
+    if threads < 1:
+        raise FedflatError(f"threads={threads}: give at least 1.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
-        for index in range(rounds):
-            began = time.perf_counter()
-            active = participation.choose(index, len(federation), seed)
-            record = _run_round(server, runner, store, active, index, sgd, on_bad_upload)
-            record.seconds = time.perf_counter() - began
-            last = index == rounds - 1
-            if federation.test is not None and (last or (index + 1) % eval_every == 0):
-                w = server.w if evaluate == "server" else server.average
-                flat.write_buffers(server.buffers)
-                score = evaluate_model(flat, w, federation.test, loss)
-                record.accuracy, record.loss = score.accuracy, score.loss
-            history.append(record.row())
-            recorder.round(history[-1])
-            if on_round is not None:
-                on_round(record)
+        federation = federation.to(dtype, device)
+        module = build_model(model, federation, seed) if isinstance(model, str) else copy.deepcopy(model)
+        flat = FlatModel(module, dtype, device)
+        budget = parse_size(state_memory) if isinstance(state_memory, str) else state_memory
+        server = Server(flat.vector.clone(), method, len(federation), weighting, flat.read_buffers(), budget)
+        store = ClientStore(budget=budget)
+        recorder = Recorder(out, method=method, federation=federation, sgd=sgd, rounds=rounds, seed=seed)
+        runner = make_engine(engine)
+        history: list[dict[str, Any]] = []
+        try:
+            runner.open(Job(federation, flat, method, sgd, loss, seed, buffers))
+            for index in range(rounds):
+                active = participation.choose(index, len(federation), seed)
+                record = _run_round(server, runner, store, active, index, sgd, on_bad_upload)
+                last = index == rounds - 1
+                if federation.test is not None and (last or (index + 1) % eval_every == 0):
+                    w = server.w if evaluate == "server" else server.average
+                    score = runner.evaluate(w, server.buffers)
+                    record.accuracy, record.loss = score.accuracy, score.loss
+                history.append(record.row())
+                recorder.round(history[-1])
+                if on_round is not None:
+                    on_round(record)
+        finally:
+            runner.close()
+        flat.vector.copy_(server.w)
+        flat.write_buffers(server.buffers)
+        trained = flat.release().eval()
+        recorder.finish(trained)
+        return Run(method, history, trained, server, store)
     finally:
-        runner.close()
-    flat.vector.copy_(server.w)
-    flat.write_buffers(server.buffers)
-    trained = flat.release().eval()
-    recorder.finish(trained)
-    return Run(method, history, trained, server, store)
+        torch.set_num_threads(before)
 
 
 def _run_round(
@@ -186,6 +198,7 @@ def _run_round(
     sgd: LocalSGD,
     on_bad_upload: str,
 ) -> Round:
+    began = time.perf_counter()
     record = Round(index, [], server, lr=sgd.lr_in(index))
     server.open(index, record.lr)
     losses = 0.0
@@ -205,13 +218,14 @@ def _run_round(
                 raise
             record.rejected.append(str(rejection))
             continue
-        store.put(upload.client, upload.state)
+        store.put(upload.client, upload.state, copy=upload.borrowed)
         record.clients.append(upload.client)
         losses += upload.loss * server.weight(upload)
     if server.accepted:
         record.train_loss = losses / server.total_weight
     server.close()
     record.scalars = server.scalars()
+    record.seconds = time.perf_counter() - began
     return record
 
 
@@ -219,6 +233,8 @@ def _count(record: Round, upload: Upload) -> None:
     record.steps += upload.steps
     record.forward += upload.forward
     record.backward += upload.backward
+    record.spared_forward += upload.spared_forward
+    record.spared_backward += upload.spared_backward
     record.vectors_up += 1 + len(upload.vectors)
     record.bytes_up += upload.bytes
 

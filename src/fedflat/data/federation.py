@@ -45,8 +45,12 @@ class Shard:
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples in order, prepared for evaluation, a batch at a time."""
         for first in range(0, len(self), size):
-            inputs, targets = self.stored(first, first + size)
-            yield self.pipeline.test(inputs), targets
+            yield self.batch(first, size)
+
+    def batch(self, first: int, size: int) -> tuple[Tensor, Tensor]:
+        """Some samples in order, prepared for evaluation."""
+        inputs, targets = self.stored(first, first + size)
+        return self.pipeline.test(inputs), targets
 
 
 class Federation:

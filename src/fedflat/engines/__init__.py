@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..data.federation import Federation
 from ..errors import FedflatError, nearest
+from ..evaluation import Score
 from ..flat import FlatModel
 from ..local import LocalSGD, LossFunction
 from ..messages import Download, Upload
@@ -43,6 +44,9 @@ class Engine(Protocol):
     ) -> Iterator[Upload]:
         """Run the clients and yield their uploads in the order of `clients`, one by one."""
 
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
+        """Evaluate a model on the federation's test set."""
+
     def close(self) -> None:
         """Let go of what `open` took."""
 
@@ -52,8 +56,9 @@ def make_engine(engine: str | Engine) -> Engine:
     if not isinstance(engine, str):
         return engine
     from .inprocess import InProcess
+    from .workers import Workers
 
-    known = {"inprocess": InProcess}
+    known: dict[str, type[Engine]] = {"inprocess": InProcess, "workers": Workers}
     if engine not in known:
         raise FedflatError(f"There is no engine '{engine}'.{nearest(engine, known)}")
     return known[engine]()

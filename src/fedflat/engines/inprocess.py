@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
+from ..evaluation import Score, evaluate
 from ..local import LocalTraining
 from ..messages import Download, Upload
 from . import Job
@@ -16,7 +17,7 @@ class InProcess:
 
     def open(self, job: Job) -> None:
         """Build the one local trainer."""
-        self._federation = job.federation
+        self._job = job
         self._training = LocalTraining(job.model, job.method, job.sgd, job.loss, job.seed, job.buffers)
 
     def uploads(
@@ -27,8 +28,15 @@ class InProcess:
     ) -> Iterator[Upload]:
         """One client at a time."""
         for client in clients:
-            shard = self._federation.client(client)
+            shard = self._job.federation.client(client)
             yield self._training.run(client, shard, download(client), state(client))
+
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
+        """Here, on the same model."""
+        job = self._job
+        assert job.federation.test is not None
+        job.model.write_buffers(buffers)
+        return evaluate(job.model, w, job.federation.test, job.loss)
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -42,10 +42,13 @@ class InterpolatedAscent(Mechanism):
     def shift(self, step: Step) -> None:
         """Interpolate two models: all displacements are from the point before this mechanism."""
         c, perturbed = step.local.received["c"], step.local.received.get("perturbed")
+        if c == 1.0 and perturbed is not None:  # the fixed point w̃, wherever the client's own ascent leads
+            step.move(torch.sub(perturbed, step.point, out=step.local.scratch("w̃ − w")))
+            step.spare(forward=1, backward=1)
+            return
         gradient = step.gradient()
         if perturbed is not None and c:
-            toward = torch.sub(perturbed, step.point, out=step.local.scratch("w̃ − w"))
-            step.move(toward, c)
+            step.move(torch.sub(perturbed, step.point, out=step.local.scratch("w̃ − w")), c)
         step.move(gradient, (1.0 - c) * self.rho * inverse_norm(gradient))
 
     def receive(self, server: Server, upload: Upload) -> None:

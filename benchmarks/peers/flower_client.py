@@ -1,0 +1,39 @@
+"""The ClientApp of the Flower run, in a module of its own so that Ray's actors import it and keep its data."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from workloads import BATCH, EPOCHS, LR, WORKLOADS, Steps
+
+app = ClientApp()
+steps = Steps()
+
+
+@cache
+def data(workload: str) -> list[tuple[Tensor, Tensor]]:
+    return WORKLOADS[workload].data()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    config = message.content["config"]
+    torch.set_num_threads(config["threads"])
+    steps.take()
+    model = WORKLOADS[config["workload"]].model()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    x, y = data(config["workload"])[context.node_config["partition-id"]]
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(x)).split(BATCH):
+            optimizer.zero_grad()
+            cross_entropy(model(x[batch]), y[batch]).backward()
+            optimizer.step()
+    metrics = MetricRecord({"num-examples": len(x), "steps": steps.take()})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)

@@ -1,0 +1,403 @@
+"""Clients in worker processes, one thread each, on shared memory.
+
+Only numbers cross the pipes; vectors lie in an arena that every process maps. Clients are handed out longest first;
+uploads are folded in client order, so the result has the same bits as in one process, with any number of workers. A
+worker that dies is replaced and its client is run again, from the same inputs, with the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.federation import Federation
+from ..errors import FedflatError
+from ..evaluation import BatchScore, Score, batches_in, score_batches, total_score
+from ..local import LocalTraining
+from ..messages import Download, Upload
+from . import Job
+from .arena import Arena, Plan
+
+DEATHS = 3
+"""So often a client may take its worker down before the run is given up."""
+
+_MEMORY = "Is there too little memory? Use fewer workers."
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is told of a client's round: numbers and names; the vectors are in the arena."""
+
+    client: int
+    slot: int
+    round: int
+    lr: float
+    common: tuple[str, ...]
+    each: tuple[str, ...]
+    state: tuple[str, ...]
+    scalars: dict[str, float]
+    buffers: bool
+
+
+@dataclass
+class _Running:
+    """A client that a worker is busy with."""
+
+    position: int
+    task: Task
+    download: Download
+    deaths: int = 0
+
+
+class _Worker:
+    """A process and the pipe to it."""
+
+    def __init__(self, process: Any, pipe: Connection) -> None:
+        self.process, self.pipe = process, pipe
+        self.running: _Running | None = None
+
+
+class Workers:
+    """Worker processes on one machine; by default as many as there are cores.
+
+    Args:
+        count: how many processes.
+        devices: where they compute, given out in turn; several workers may share a device.
+        start_method: how processes are started; by default `fork` where that is safe (Linux, no GPU), since it
+            shares the data at no cost and knows classes defined in a notebook; else `spawn`.
+    """
+
+    def __init__(
+        self,
+        count: int | None = None,
+        devices: Sequence[str] | None = None,
+        start_method: str | None = None,
+    ) -> None:
+        if count is not None and count < 1:
+            raise FedflatError(f"Workers(count={count}): give at least 1.")
+        self.count = count or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0])
+        self.devices = list(devices) if devices is not None else None
+        self.start_method = start_method
+        self._workers: list[_Worker] = []
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def open(self, job: Job) -> None:
+        """Lay out the arena and start the processes."""
+        self._job, size = job, job.model.size
+        buffers = 0 if (held := job.model.read_buffers()) is None else held.numel()
+        contracts = job.method.contracts
+        self._each = tuple(name for c in contracts for name in c.each)
+        self._state = tuple(name for c in contracts for name in c.client)
+        sizes = {"start": size, "buffers": buffers, **{f"down {name}": size for name in job.method.down}}
+        self._slots = self.count + 1
+        for slot in range(self._slots):
+            vectors = ["update", *(f"up {n}" for n in job.method.up), *(f"each {n}" for n in self._each)]
+            vectors += [f"state {name}" for name in self._state]
+            sizes |= {f"{slot} {name}": size for name in vectors}
+            sizes |= {f"{slot} buffers": buffers, f"{slot} state buffers": buffers}
+        self._arena = Arena.make(sizes, job.model.vector.dtype)
+        device = str(job.model.vector.device)
+        self._devices = self.devices or _all_devices(device)
+        forks = sys.platform == "linux" and all(d == "cpu" for d in self._devices)
+        start_method = self.start_method or ("fork" if forks else "spawn")
+        self._context: Any = multiprocessing.get_context(start_method)
+        self._forks = start_method == "fork"
+        self._workers = [self._start(number) for number in range(self.count)]
+
+    def close(self) -> None:
+        """Stop the processes and give the memory back."""
+        for worker in self._workers:
+            worker.pipe.close()  # a worker ends when its pipe does
+        for worker in self._workers:
+            worker.process.join(timeout=2)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers = []
+        if hasattr(self, "_arena"):
+            self._arena.close()
+
+    def _start(self, number: int) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        device = self._devices[number % len(self._devices)]
+        inherited = [ours, *(w.pipe for w in self._workers)] if self._forks else []
+        process = self._context.Process(
+            target=_work,
+            args=(theirs, inherited, self._job, self._arena.plan, device),
+            daemon=True,
+            name=f"fedflat-worker-{number}",
+        )
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as problem:
+            raise FedflatError(
+                f"The model, the loss or a mechanism cannot be sent to worker processes ({problem}). Define it at "
+                "the top level of a module, or use engine='inprocess'."
+            ) from None
+        theirs.close()
+        return _Worker(process, ours)
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    def uploads(
+        self,
+        clients: Sequence[int],
+        download: Callable[[int], Download],
+        state: Callable[[int], dict[str, Tensor]],
+    ) -> Iterator[Upload]:
+        """Longest first, folded in the order of `clients`."""
+        sizes = self._job.federation.sizes
+        steps = [self._job.sgd.steps_for(sizes[client]) for client in clients]
+        waiting = sorted(range(len(clients)), key=lambda position: -steps[position])
+        finished: dict[int, Upload] = {}
+        slots, used = list(range(self._slots)), {}
+        turn = 0  # the position that is folded next
+        written = False
+        while turn < len(clients):
+            for worker in self._workers:
+                if worker.running is not None or not waiting or not slots:
+                    continue
+                # the last free slot is kept for the client whose turn it is, or nothing could go on
+                position = turn if len(slots) == 1 and turn in waiting else waiting[0]
+                if len(slots) == 1 and position != turn and turn not in used:
+                    continue
+                waiting.remove(position)
+                client = clients[position]
+                message = download(client)
+                if not written:
+                    self._write_common(message)
+                    written = True
+                slot = slots.pop()
+                used[position] = slot
+                task = self._task(client, slot, message)
+                worker.running = _Running(position, task, message)
+                self._hand_over(worker, state)
+            for worker in self._answers():
+                answer = self._receive(worker, state)
+                if answer is None:
+                    continue
+                running = worker.running
+                assert running is not None
+                finished[running.position] = self._upload(running.task, answer)
+                worker.running = None
+            while turn in finished:
+                yield finished.pop(turn)
+                slots.append(used.pop(turn))
+                turn += 1
+
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
+        """The test set in batches, shared out among the workers, summed in the order of batches."""
+        test = self._job.federation.test
+        assert test is not None
+        self._arena["start"].copy_(w)
+        if buffers is not None:
+            self._arena["buffers"].copy_(buffers)
+        batches = batches_in(test)
+        shares = [range(n, batches, self.count) for n in range(self.count)]
+        scores: dict[int, BatchScore] = {}
+        for worker, share in zip(self._workers, shares, strict=True):
+            _tell(worker, ("evaluate", share, buffers is not None))
+        for number, share in enumerate(shares):
+            answer = None
+            for _ in range(DEATHS):
+                try:
+                    answer = _checked(self._workers[number].pipe.recv())
+                    break
+                except (EOFError, ConnectionResetError):
+                    _tell(self._replace(self._workers[number]), ("evaluate", share, buffers is not None))
+            if answer is None:
+                raise FedflatError(f"A worker died {DEATHS} times while testing the model. {_MEMORY}")
+            scores |= zip(share, answer, strict=True)
+        return total_score([scores[n] for n in range(batches)])
+
+    # -- details -----------------------------------------------------------------------------------
+
+    def _write_common(self, message: Download) -> None:
+        """What all clients of a round receive, written once."""
+        self._arena["start"].copy_(message.start)
+        if message.buffers is not None:
+            self._arena["buffers"].copy_(message.buffers)
+        for name in self._job.method.down:
+            value = message.values.get(name)
+            if isinstance(value, Tensor):
+                self._arena[f"down {name}"].copy_(value)
+
+    def _task(self, client: int, slot: int, message: Download) -> Task:
+        vectors = [name for name, value in message.values.items() if isinstance(value, Tensor)]
+        return Task(
+            client,
+            slot,
+            message.round,
+            message.lr,
+            common=tuple(name for name in vectors if name not in self._each),
+            each=tuple(name for name in vectors if name in self._each),
+            state=(),
+            scalars={k: float(v) for k, v in message.values.items() if not isinstance(v, Tensor)},
+            buffers=message.buffers is not None,
+        )
+
+    def _hand_over(self, worker: _Worker, state: Callable[[int], dict[str, Tensor]]) -> None:
+        """Write a client's own inputs into its slot and tell the worker to go."""
+        running = worker.running
+        assert running is not None
+        task = running.task
+        kept = state(task.client)
+        for name in task.each:
+            value = running.download.values[name]
+            assert isinstance(value, Tensor)
+            self._arena[f"{task.slot} each {name}"].copy_(value)
+        for name, vector in kept.items():
+            self._arena[f"{task.slot} state {name}"].copy_(vector)
+        running.task = replace(task, state=tuple(kept))
+        _tell(worker, ("client", running.task))
+
+    def _answers(self) -> list[_Worker]:
+        busy = {w.pipe: w for w in self._workers if w.running is not None}
+        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+
+    def _receive(self, worker: _Worker, state: Callable[[int], dict[str, Tensor]]) -> dict[str, Any] | None:
+        """A worker's answer; None if it died, and then another runs the client again."""
+        try:
+            answer = _checked(worker.pipe.recv())
+            assert isinstance(answer, dict)
+            return answer
+        except (EOFError, ConnectionResetError):
+            running = worker.running
+            assert running is not None
+            running.deaths += 1
+            if running.deaths >= DEATHS:
+                raise FedflatError(
+                    f"client {running.task.client}, round {running.task.round}: its worker process died "
+                    f"{DEATHS} times (exit code {worker.process.exitcode}). {_MEMORY}"
+                ) from None
+            fresh = self._replace(worker)
+            fresh.running = running
+            self._hand_over(fresh, state)
+            return None
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        number = self._workers.index(worker)
+        worker.pipe.close()
+        worker.process.join(timeout=2)
+        self._workers[number] = self._start(number)
+        return self._workers[number]
+
+    def _upload(self, task: Task, answer: dict[str, Any]) -> Upload:
+        """An upload whose vectors lie in the arena until the next one is asked for."""
+        slot = task.slot
+        return Upload(
+            **answer["numbers"],
+            update=self._arena[f"{slot} update"],
+            vectors={name: self._arena[f"{slot} up {name}"] for name in answer["vectors"]},
+            buffers=self._arena[f"{slot} buffers"] if answer["buffers"] else None,
+            state={name: self._arena[f"{slot} state {name}"] for name in answer["state"]},
+            borrowed=True,
+        )
+
+
+def _tell(worker: _Worker, message: Any) -> None:
+    """Send a worker something; if it has died, that shows when its answer is waited for."""
+    with contextlib.suppress(OSError):
+        worker.pipe.send(message)
+
+
+def _all_devices(device: str) -> list[str]:
+    """The CPU, or every GPU where one was asked for."""
+    if device.startswith("cuda") and ":" not in device:
+        return [f"cuda:{n}" for n in range(max(1, torch.cuda.device_count()))]
+    return [device]
+
+
+def _checked(answer: Any) -> Any:
+    """A worker's answer; its complaint is raised here."""
+    if isinstance(answer, FedflatError):
+        raise answer
+    return answer
+
+
+# -- in the worker ---------------------------------------------------------------------------------
+
+
+def _work(pipe: Connection, others: list[Connection], job: Job, plan: Plan, device: str) -> None:
+    """A worker's life: wait for tasks, answer them, end when the pipe does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interruption means
+    for other in others:
+        other.close()  # inherited by fork; open copies would hide the main process's end from their owners
+    torch.set_num_threads(1)
+    arena = Arena(plan)
+    federation, training = _equip(job, device)
+    while True:
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            if message[0] == "client":
+                answer: Any = _run_client(message[1], arena, federation, training, device)
+            else:
+                answer = _evaluate(message[1], message[2], arena, federation, training, job)
+        except FedflatError as problem:
+            answer = problem
+        except Exception as problem:
+            answer = FedflatError(f"A worker failed: {type(problem).__name__}: {problem}")
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+def _equip(job: Job, device: str) -> tuple[Federation, LocalTraining]:
+    """The worker's own model, and the data on its device."""
+    dtype = job.model.vector.dtype
+    model = job.model.copy(device)
+    federation = job.federation.to(dtype, device)
+    return federation, LocalTraining(model, job.method, job.sgd, job.loss, job.seed, job.buffers)
+
+
+def _run_client(
+    task: Task, arena: Arena, federation: Federation, training: LocalTraining, device: str
+) -> dict[str, Any]:
+    def there(name: str) -> Tensor:
+        return arena[name].to(device)
+
+    values: dict[str, Tensor | float] = {name: there(f"down {name}") for name in task.common}
+    values |= {name: there(f"{task.slot} each {name}") for name in task.each}
+    buffers = there("buffers") if task.buffers else None
+    download = Download(task.round, task.lr, there("start"), {**values, **task.scalars}, buffers)
+    state = {name: there(f"{task.slot} state {name}") for name in task.state}
+    upload = training.run(task.client, federation.client(task.client), download, state)
+    arena[f"{task.slot} update"].copy_(upload.update)
+    for name, vector in upload.vectors.items():
+        arena[f"{task.slot} up {name}"].copy_(vector)
+    for name, vector in upload.state.items():
+        arena[f"{task.slot} state {name}"].copy_(vector)
+    if upload.buffers is not None:
+        arena[f"{task.slot} buffers"].copy_(upload.buffers)
+    return {
+        "numbers": upload.numbers(),
+        "vectors": list(upload.vectors),
+        "state": list(upload.state),
+        "buffers": upload.buffers is not None,
+    }
+
+
+def _evaluate(
+    share: range, has_buffers: bool, arena: Arena, federation: Federation, training: LocalTraining, job: Job
+) -> list[BatchScore]:
+    model, test = training.model, federation.test
+    assert test is not None
+    if has_buffers:
+        model.write_buffers(arena["buffers"])
+    return score_batches(model, arena["start"], test, job.loss, share)

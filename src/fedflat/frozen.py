@@ -1,0 +1,103 @@
+"""Models that do not change during a client's round (teachers), and the passes that can be spared for that.
+
+A teacher's outputs on a sample depend only on the sample. Without augmentation all of a client's samples are known
+before the first step: the outputs are computed once per round, in large batches. With augmentation they are
+computed once per local epoch, after the epoch's samples have been drawn.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from .flat import FlatModel
+
+BATCH = 512
+"""Samples per forward pass of a frozen model."""
+
+
+class Passes:
+    """Counts passes over a batch."""
+
+    def __init__(self) -> None:
+        self.forward = self.backward = self.spared_forward = self.spared_backward = 0
+
+    def make(self, forward: int, backward: int) -> None:
+        """Passes that are computed now."""
+        self.forward += forward
+        self.backward += backward
+
+    def spare(self, forward: int, backward: int) -> None:
+        """Passes that are not."""
+        self.make(forward, backward)
+        self.spared_forward += forward
+        self.spared_backward += backward
+
+
+class _Frozen:
+    """One frozen model and what is known of its outputs."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self.weights = weights
+        self.everywhere: Tensor | None = None
+        self.epoch = self.batch = -1
+        self.outputs = torch.empty(0)
+
+
+class FrozenModels:
+    """The outputs of frozen models on the samples of one client's round."""
+
+    def __init__(self, model: FlatModel, passes: Passes) -> None:
+        self._model, self._passes = model, passes
+        self._frozen: dict[int, _Frozen] = {}
+        self._samples: Tensor | None = None
+        self._inputs = torch.empty(0)
+        self._order: Tensor | None = None
+        self._epoch = self._first = self._size = 0
+
+    def same_samples(self, samples: Tensor, size: int) -> None:
+        """All epochs of the round are orders of these samples."""
+        self._samples, self._size = samples, size
+
+    def next_epoch(self, inputs: Tensor, order: Tensor | None, size: int) -> None:
+        """An epoch's samples, in the order of its batches."""
+        self._inputs, self._order, self._size = inputs, order, size
+        self._epoch += 1
+
+    def next_batch(self, first: int) -> None:
+        """The position of the batch in the epoch."""
+        self._first = first
+
+    def outputs_at(self, vector: Tensor) -> Tensor:
+        """The outputs of the model with these weights on the present batch."""
+        key = vector.data_ptr()
+        if key not in self._frozen:
+            self._frozen[key] = _Frozen(self._model.named(vector))
+        frozen = self._frozen[key]
+        if frozen.epoch != self._epoch:
+            frozen.outputs = self._epoch_outputs(frozen)
+            frozen.epoch, frozen.batch = self._epoch, -1
+        if frozen.batch != self._first:  # asked for again in the same step it is the same pass
+            self._passes.spare(1, 0)
+            frozen.batch = self._first
+        return frozen.outputs[self._first : self._first + self._size]
+
+    def _epoch_outputs(self, frozen: _Frozen) -> Tensor:
+        if self._samples is None:
+            return self._compute(frozen, self._inputs)
+        if frozen.everywhere is None:
+            frozen.everywhere = self._compute(frozen, self._samples)
+        return frozen.everywhere if self._order is None else frozen.everywhere.index_select(0, self._order)
+
+    def _compute(self, frozen: _Frozen, inputs: Tensor) -> Tensor:
+        """In evaluation mode, without a graph; these passes are the ones not spared."""
+        self._passes.spared_forward -= math.ceil(len(inputs) / self._size)
+        with torch.no_grad(), self._model.evaluating() as module:
+            parts = [
+                functional_call(module, frozen.weights, (inputs[first : first + BATCH],))
+                for first in range(0, len(inputs), BATCH)
+            ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,123 @@
+"""Every page in docs runs as printed, block after block, and what it promises comes true."""
+
+import ast
+import builtins
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedflat as ff
+from fedflat.cli import main
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory) -> Any:
+    """Run a page's Python blocks in order in one namespace and a folder of their own; each page only once."""
+    namespaces: dict[str, dict[str, Any]] = {}
+
+    def run(page: str) -> dict[str, Any]:
+        if page not in namespaces:
+            names: dict[str, Any] = {"__name__": page}
+            place = tmp_path_factory.mktemp("tutorial")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(place)
+                patch.setattr(tempfile, "tempdir", str(place))
+                for number, block in enumerate(blocks(page, "python"), start=1):
+                    exec(compile(block, f"{page}, block {number}", "exec"), names)
+            namespaces[page] = names
+        return namespaces[page]
+
+    return run
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_and_its_runs_learn(page: str, run_page):
+    runs = [value for value in run_page(page).values() if isinstance(value, ff.Run)]
+    for run in runs:
+        losses = [row["train_loss"] for row in run.history]
+        assert len(losses) == 1 or losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "classes"),
+    [("iris_run", 3, 2), ("tone_run", 12, 3), ("window_run", 6, 3), ("bread_run", 4, 3)],
+)
+def test_own_data_is_learned(name: str, clients: int, classes: int, run_page):
+    run = run_page("own-data.md")[name]
+    assert run.accuracy > 0.85
+    assert max(client for row in run.history for client in row["clients"]) < clients
+    assert list(run.model.parameters())[-1].shape == (classes,)
+
+
+def test_own_data_says_what_is_so(run_page):
+    names = run_page("own-data.md")
+    assert names["windows"].class_names == ("night", "rain", "sun")
+    assert (len(names["windows"].train[1]), len(names["windows"].test[1])) == (144, 36)
+    assert names["bread"].class_names == ("burnt", "golden", "pale")
+    assert names["bread"].group_names == ("Adele", "Brigitte", "Carl", "Dora")
+    assert names["bread"].train[0].shape == (384, 2)
+    book = names["book"].read_text()
+    seen = {bakery: set(re.findall(rf"{bakery}.*,(\w+)", book)) for bakery in names["bread"].group_names}
+    assert seen["Adele"] == {"pale", "golden"}
+    assert seen["Brigitte"] == {"golden", "burnt"}
+    lonely = ff.federate(names["tones"], ff.Pathological(1), clients=12)
+    assert all(len(lonely.client(listener).stored()[1].unique()) == 1 for listener in range(12))
+    untested = ff.train(ff.Federation(names["gardens"]), "mlp", rounds=1)
+    assert untested.accuracy is None
+
+
+def borrowed(block: str) -> set[str]:
+    """The names that a block uses but does not make."""
+    nodes = list(ast.walk(ast.parse(block)))
+    made = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imports = [
+        alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    ]
+    made |= {alias.asname or alias.name.split(".")[0] for alias in imports}
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return used - made - set(dir(builtins))
+
+
+def test_every_example_of_own_data_is_complete():
+    assert [borrowed(block) for block in blocks("own-data.md", "python")] == [set()] * 4
+    assert borrowed("import math\nprint(math.pi * radius)") == {"radius"}
+
+
+def test_the_command_lines_of_own_data_work(run_page, tmp_path: Path, monkeypatch, capsys):
+    names = run_page("own-data.md")
+    shutil.copytree(names["folder"], tmp_path / "windows")
+    shutil.copy(names["book"], tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lines = blocks("own-data.md", "sh")[0].splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr()
+        assert stop.value.code == 0, told.err
+        if " run " in line:
+            result = re.search(r"^ +Fed\w+|^ +SCAFFOLD", told.out, re.MULTILINE)
+            assert result, told.out
+            accuracy = re.search(r"([\d.]+)%", told.out[result.end() :])
+            assert accuracy and float(accuracy[1]) > 85
+        else:
+            assert "clients" in told.out
+    assert (tmp_path / "windows.png").stat().st_size > 1000

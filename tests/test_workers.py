@@ -1,0 +1,157 @@
+"""Worker processes give the same bits as one process, also when they die."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import fedflat as ff
+
+
+def federation(seed: int = 0) -> ff.Federation:
+    """Clients of very different sizes, so that the order of work is not the order of clients."""
+    rng = torch.Generator().manual_seed(seed)
+    sizes = [5, 40, 12, 30, 7, 21]
+    clients = [
+        (torch.randn(n, 6, generator=rng) + i, torch.randint(3, (n,), generator=rng))
+        for i, n in enumerate(sizes)
+    ]
+    test = (torch.randn(2500, 6, generator=rng), torch.randint(3, (2500,), generator=rng))
+    return ff.Federation(clients, test)
+
+
+def network(norm: bool = False, dropout: bool = False) -> nn.Module:
+    torch.manual_seed(1)
+    middle = [nn.BatchNorm1d(8)] if norm else []
+    return nn.Sequential(nn.Linear(6, 8), *middle, nn.Tanh(), nn.Dropout(0.3 * dropout), nn.Linear(8, 3))
+
+
+def train(method: str, engine: object, rounds: int = 5, module: nn.Module | None = None, **more) -> ff.Run:
+    return ff.train(
+        federation(),
+        module or network(dropout=True),
+        method,
+        local=ff.LocalSGD(lr=0.1, momentum=0.5, weight_decay=1e-3, epochs=2, batch_size=8),
+        participation=4,
+        rounds=rounds,
+        engine=engine,
+        **more,
+    )
+
+
+def same(a: ff.Run, b: ff.Run) -> None:
+    assert a.server.w.equal(b.server.w)
+    timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in run.history] for run in (a, b)]
+    assert timeless[0] == timeless[1]
+    assert a.clients.clients() == b.clients.clients()
+    for client in a.clients.clients():
+        ours, theirs = a.clients.get(client), b.clients.get(client)
+        assert ours.keys() == theirs.keys()
+        assert all(ours[name].equal(theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("method", sorted(ff.METHODS))
+def test_all_methods_have_the_same_bits_with_any_number_of_workers(method):
+    alone = train(method, "inprocess")
+    for count in (1, 2, 3):
+        same(train(method, ff.Workers(count)), alone)
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "server", "reset"])
+def test_buffers_travel_too(policy):
+    runs = [
+        train("scaffold", e, module=network(norm=True), buffers=policy) for e in ("inprocess", ff.Workers(2))
+    ]
+    same(*runs)
+    states = [run.model.state_dict() for run in runs]
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])
+
+
+def test_spawned_workers_give_the_same_bits():
+    same(train("fedgmt", ff.Workers(2, start_method="spawn")), train("fedgmt", "inprocess"))
+
+
+def test_workers_share_devices_in_turn():
+    engine = ff.Workers(3, devices=["cpu", "cpu"])
+    same(train("fedavg", engine), train("fedavg", "inprocess"))
+
+
+class Slow(nn.Module):
+    """Long enough to be killed while it works."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedwmsam", "fedgmt_v2"])
+def test_a_worker_killed_in_the_middle_changes_nothing(method):
+    expected = train(method, "inprocess", rounds=3, module=Slow())
+    killed = []
+
+    def kill() -> None:
+        ours = psutil.Process()
+        while len(killed) < 3 and not finished.is_set():
+            finished.wait(0.25)
+            for child in ours.children():
+                if child.name() != "" and child.is_running():
+                    os.kill(child.pid, signal.SIGKILL)
+                    killed.append(child.pid)
+                    break
+
+    finished = threading.Event()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        run = train(method, ff.Workers(2), rounds=3, module=Slow())
+    finally:
+        finished.set()
+        killer.join()
+    assert killed
+    same(run, expected)
+
+
+class Deadly(nn.Module):
+    """Takes its process down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.home = os.getpid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if os.getpid() != self.home:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner(x)
+
+
+def test_a_client_that_always_kills_its_worker_ends_the_run():
+    with pytest.raises(ff.FedflatError, match=r"client \d, round 0: its worker process died 3 times"):
+        train("fedavg", ff.Workers(2), module=Deadly())
+
+
+def test_a_failure_in_a_worker_names_client_and_round():
+    with pytest.raises(ff.FedflatError, match=r"client \d, round 0: training failed in step 0 .* shapes"):
+        train("fedavg", ff.Workers(2), module=nn.Linear(5, 3))
+
+
+def test_no_process_and_no_file_is_left():
+    before = {p.name for p in os.scandir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
+    train("scaffold", ff.Workers(2), rounds=2)
+    assert not psutil.Process().children()
+    if before or os.path.isdir("/dev/shm"):
+        assert {p.name for p in os.scandir("/dev/shm")} <= before
+
+
+def test_impossible_numbers_of_workers():
+    with pytest.raises(ff.FedflatError, match="at least 1"):
+        ff.Workers(0)
