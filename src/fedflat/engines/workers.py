@@ -8,7 +8,6 @@ worker that dies is replaced and its client is run again, from the same inputs, 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -19,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+import torch.multiprocessing
 from torch import Tensor
 
 from ..data.federation import Federation
@@ -112,7 +112,7 @@ class Workers:
         self._devices = self.devices or _all_devices(device)
         forks = sys.platform == "linux" and all(d == "cpu" for d in self._devices)
         start_method = self.start_method or ("fork" if forks else "spawn")
-        self._context: Any = multiprocessing.get_context(start_method)
+        self._context: Any = torch.multiprocessing.get_context(start_method)
         self._forks = start_method == "fork"
         self._workers = [self._start(number) for number in range(self.count)]
 
@@ -139,6 +139,9 @@ class Workers:
             daemon=True,
             name=f"fedflat-worker-{number}",
         )
+        # by names: passing open files fails with many tensors
+        before = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
+        torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as problem:
@@ -146,6 +149,8 @@ class Workers:
                 f"The model, the loss or a mechanism cannot be sent to worker processes ({problem}). Define it at "
                 "the top level of a module, or use engine='inprocess'."
             ) from None
+        finally:
+            torch.multiprocessing.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
         theirs.close()
         return _Worker(process, ours)
 
