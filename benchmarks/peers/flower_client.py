@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from common import BATCH, EPOCHS, LR, WORKLOADS, Steps
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from workloads import BATCH, EPOCHS, LR, WORKLOADS, Steps
 
 app = ClientApp()
 steps = Steps()
@@ -36,4 +36,5 @@ def train(message: Message, context: Context) -> Message:
             cross_entropy(model(x[batch]), y[batch]).backward()
             optimizer.step()
     metrics = MetricRecord({"num-examples": len(x), "steps": steps.take()})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+    return Message(content, reply_to=message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from workloads import BATCH, CLIENTS, COHORT, EPOCHS, LR, WORKLOADS, Laps, Steps, options
+from common import BATCH, CLIENTS, COHORT, EPOCHS, LR, WORKLOADS, Laps, Steps, options
 
 try:
     import torchvision  # noqa: F401
@@ -58,7 +58,7 @@ def main() -> None:
     watch = Stopwatch()
     fedavg.set_callbacks([watch])
     fedavg.run(run.rounds + 1, COHORT / CLIENTS)
-    watch.laps.report("fluke-fl", run, "FedAVG, FastDataLoader, models in memory, evaluation off")
+    watch.laps.report("fluke", "fluke-fl", run, "FedAVG, FastDataLoader, models in memory, evaluation off")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from common import CLIENTS, COHORT, WORKLOADS, Laps, options
 from flower_client import app
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from workloads import CLIENTS, COHORT, WORKLOADS, Laps, options
 
 run, laps, server = options(), Laps(), ServerApp()
 
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     resources = {"num_cpus": run.threads, "num_gpus": 0.0}
     run_simulation(server, app, CLIENTS, backend_config={"init_args": initial, "client_resources": resources})
     note = "Ray actors x threads; the local loop is the user's: index batches, faster than the guide's DataLoader"
-    laps.report("flwr", run, note)
+    laps.report("flwr", "flwr", run, note)

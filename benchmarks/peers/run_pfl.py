@@ -6,12 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from workloads import BATCH, CLIENTS, COHORT, EPOCHS, LR, WORKLOADS, Laps, Steps, Workload, options
-
-# before the model: importing it is what starts the process group
-from pfl.aggregate.simulate import SimulatedBackend  # isort: skip
+from common import BATCH, CLIENTS, COHORT, EPOCHS, LR, WORKLOADS, Laps, Steps, Workload, options
+from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
@@ -21,6 +17,8 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 
 class Net(nn.Module):
@@ -71,13 +69,14 @@ def main() -> None:
         [watch],
         send_metrics_to_platform=False,
     )
-    steps = torch.tensor(watch.laps.steps)
     if run.processes > 1:
         assert torch.distributed.get_world_size() == run.processes
+        steps = torch.tensor(watch.laps.steps)
         torch.distributed.all_reduce(steps)
+        watch.laps.steps = steps.tolist()
     if run.processes == 1 or torch.distributed.get_rank() == 0:
-        note = "FederatedAveraging, PyTorchTensorDataset; pfl does not shuffle a user's samples; evaluation off"
-        watch.laps.report("pfl", run, note, steps.tolist())
+        note = "FederatedAveraging, PyTorchTensorDataset, samples in fixed order as pfl does, evaluation off"
+        watch.laps.report("pfl", "pfl", run, note)
 
 
 if __name__ == "__main__":

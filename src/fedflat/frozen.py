@@ -58,9 +58,9 @@ class FrozenModels:
         self._order: Tensor | None = None
         self._epoch = self._first = self._size = 0
 
-    def same_samples(self, samples: Tensor, size: int) -> None:
+    def same_samples(self, samples: Tensor) -> None:
         """All epochs of the round are orders of these samples."""
-        self._samples, self._size = samples, size
+        self._samples = samples
 
     def next_epoch(self, inputs: Tensor, order: Tensor | None, size: int) -> None:
         """An epoch's samples, in the order of its batches."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -315,19 +316,20 @@ class LocalTraining:
     def _batches(self, client: int, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of freshly shuffled epochs; every epoch is gathered (and augmented) once, then sliced."""
         place, left = (self.local.round, client), self.local.steps
-        shuffling, augmenting = generator(self.seed, "batches", *place), None
+        shuffling = generator(self.seed, "batches", *place)
+        augmenting = generator(self.seed, "augmentation", *place) if shard.pipeline.random else None
         samples, size = len(shard), self.sgd.batch_size or len(shard)
+        if left * size < samples:  # not even one epoch: do not touch samples that are not needed
+            shard = shard.at(self._positions(shuffling.permutation(samples)[: left * size]))
         stored, labels = shard.stored()
-        if shard.pipeline.random:
-            augmenting = generator(self.seed, "augmentation", *place)
-        else:
+        if augmenting is None:
             stored = shard.pipeline.test(stored)
-            if left * size >= samples:
-                self.frozen.same_samples(stored, size)
+            self.frozen.same_samples(stored)
+        shuffled = size < samples and len(shard) == samples
         while left > 0:
             inputs, targets, order = stored, labels, None
-            if size < samples:
-                order = torch.from_numpy(shuffling.permutation(samples)[: left * size]).to(labels.device)
+            if shuffled:
+                order = self._positions(shuffling.permutation(samples)[: left * size])
                 inputs, targets = stored.index_select(0, order), labels.index_select(0, order)
             if augmenting is not None:
                 inputs = shard.pipeline.train(inputs, augmenting)
@@ -336,6 +338,9 @@ class LocalTraining:
                 left -= 1
                 self.frozen.next_batch(first)
                 yield inputs[first : first + size], targets[first : first + size]
+
+    def _positions(self, order: np.ndarray) -> Tensor:
+        return torch.from_numpy(order).to(self.w.device)
 
     def _begin_buffers(self, received: Tensor | None, kept: Tensor | None) -> None:
         if self.buffers == "reset":

@@ -5,6 +5,8 @@ The clients used last stay in memory, the others lie on disk; how a crash does n
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -51,6 +53,8 @@ class ClientStore:
         self._unwritten: set[int] = set()
         """clients in memory of whom the disk lacks something"""
         self._bytes = 0
+        self._dropped = 0
+        """bytes that left memory since it was last given back to the system"""
 
     @classmethod
     def restore(
@@ -144,6 +148,9 @@ class ClientStore:
             if client in self._unwritten:
                 self._disk.write(client, self._held[client])
             self._drop(client)
+        if self._dropped > max(self.budget // 16, 2**20):
+            self._dropped = 0
+            give_back()
         return True
 
     def _hold(self, client: int, vectors: dict[str, Tensor]) -> None:
@@ -154,8 +161,16 @@ class ClientStore:
         """Remove a client from memory."""
         self._unwritten.discard(client)
         vectors = self._held.pop(client, {})
-        self._bytes -= _size(vectors)
+        size = _size(vectors)
+        self._bytes -= size
+        self._dropped += size
         return vectors
+
+
+def give_back() -> None:
+    """Give freed memory back to the system. glibc keeps vectors' worth of it between small things still in use."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere there is no need
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _size(vectors: Mapping[str, Tensor]) -> int:

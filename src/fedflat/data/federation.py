@@ -35,12 +35,16 @@ class Shard:
         rows = self.index[first:last]
         return self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
 
+    def at(self, positions: Tensor) -> Shard:
+        """The samples at some positions, in that order."""
+        return replace(self, index=positions if self.index is None else self.index[positions])
+
     def thinned(self, most: int) -> Shard:
         """At most so many of the samples, evenly spaced."""
         if len(self) <= most:
             return self
         rows = torch.linspace(0, len(self) - 1, most, dtype=torch.float64, device=self.targets.device).long()
-        return replace(self, index=rows if self.index is None else self.index[rows])
+        return self.at(rows)
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples in order, prepared for evaluation, a batch at a time."""
@@ -81,8 +85,10 @@ class Federation:
         self.pipeline: Pipeline = pipeline or Plain()
         self.vocabulary = vocabulary
         self._arrays: Sequence[tuple[Tensor, Tensor]] = pairs
-        self._indices: Sequence[Tensor] | None = None
-        self._sizes = [len(targets) for _, targets in pairs]
+        self._rows: Tensor | None = None
+        """where clients share arrays: the rows of client 0, then of client 1, and so on"""
+        self._ends = torch.tensor([len(targets) for _, targets in pairs]).cumsum(0)
+        """how many samples the clients up to each one have together"""
         self._test = None if test is None else _pair("the test set", test)
         if self._test is not None and self._test[0].shape[1:] != pairs[0][0].shape[1:]:
             raise FedflatError(
@@ -102,32 +108,51 @@ class Federation:
         pipeline: Pipeline | None = None,
         vocabulary: int | None = None,
     ) -> Federation:
-        """Clients that each own the named rows of one training set."""
+        """Clients that each own the named rows of one training set.
+
+        A two-dimensional tensor has a client per row; it takes no memory of its own, for a million clients too.
+        """
         federation = cls([train], test, classes, name, pipeline, vocabulary)
         if len(indices) == 0:
             raise FedflatError("A federation needs at least one client; the list is empty.")
-        rows = [_rows(number, index) for number, index in enumerate(indices)]
-        samples = federation._sizes[0]
-        for number, index in enumerate(rows):
-            if len(index) == 0:
-                raise FedflatError(
-                    f"client {number} has no samples. Use fewer clients or a milder partition."
-                )
-            if int(index.min()) < 0 or int(index.max()) >= samples:
-                wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
-                raise FedflatError(f"client {number} asks for row {wrong} of {samples}.")
-        federation._indices = rows
-        federation._sizes = [len(index) for index in rows]
+        if isinstance(indices, Tensor) and indices.ndim == 2:
+            rows = _rows(0, indices.reshape(-1))
+            sizes = torch.full((len(indices),), indices.shape[1])
+        else:
+            pieces = [_rows(number, index) for number, index in enumerate(indices)]
+            sizes = torch.tensor([len(piece) for piece in pieces])
+            rows = torch.cat(pieces)
+        samples = len(federation._arrays[0][1])
+        ends = sizes.cumsum(0)
+        if int(sizes.min()) == 0:
+            raise FedflatError(
+                f"client {int(sizes.argmin())} has no samples. Use fewer clients or a milder partition."
+            )
+        wrong = (rows < 0) | (rows >= samples)
+        if bool(wrong.any()):
+            position = int(wrong.nonzero()[0])
+            client = int(torch.searchsorted(ends, position, right=True))
+            raise FedflatError(f"client {client} asks for row {int(rows[position])} of {samples}.")
+        federation._rows, federation._ends = rows, ends
         return federation
 
     def __len__(self) -> int:
         """The number of clients."""
-        return len(self._sizes)
+        return len(self._ends)
 
     @property
     def sizes(self) -> list[int]:
         """The number of samples of every client."""
-        return self._sizes
+        sizes: list[int] = self._ends.diff(prepend=self._ends.new_zeros(1)).tolist()
+        return sizes
+
+    def size(self, number: int) -> int:
+        """The number of samples of one client."""
+        first, last = self._span(number)
+        return last - first
+
+    def _span(self, number: int) -> tuple[int, int]:
+        return int(self._ends[number - 1]) if number else 0, int(self._ends[number])
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -141,14 +166,15 @@ class Federation:
 
     def client(self, number: int) -> Shard:
         """One client's samples."""
-        if self._indices is None:
+        if self._rows is None:
             return Shard(*self._arrays[number], None, self.pipeline)
-        return Shard(*self._arrays[0], self._indices[number], self.pipeline)
+        first, last = self._span(number)
+        return Shard(*self._arrays[0], self._rows[first:last], self.pipeline)
 
     def union(self) -> Shard:
         """The training samples of all clients together, in client order."""
-        if self._indices is not None:
-            return Shard(*self._arrays[0], torch.cat(list(self._indices)), self.pipeline)
+        if self._rows is not None:
+            return Shard(*self._arrays[0], self._rows, self.pipeline)
         inputs = torch.cat([x for x, _ in self._arrays])
         return Shard(inputs, torch.cat([y for _, y in self._arrays]), None, self.pipeline)
 
@@ -166,8 +192,7 @@ class Federation:
         result._arrays = [move(pair) for pair in self._arrays]
         result._test = None if self._test is None else move(self._test)
         result.pipeline = self.pipeline.to(dtype)
-        if self._indices is not None:
-            result._indices = [index.to(device) for index in self._indices]
+        result._rows = None if self._rows is None else self._rows.to(device)
         return result
 
     def _count_classes(self) -> int:

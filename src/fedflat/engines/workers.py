@@ -163,8 +163,7 @@ class Workers:
         state: Callable[[int], dict[str, Tensor]],
     ) -> Iterator[Upload]:
         """Longest first, folded in the order of `clients`."""
-        sizes = self._job.federation.sizes
-        steps = [self._job.sgd.steps_for(sizes[client]) for client in clients]
+        steps = [self._job.sgd.steps_for(self._job.federation.size(client)) for client in clients]
         waiting = sorted(range(len(clients)), key=lambda position: -steps[position])
         finished: dict[int, Upload] = {}
         slots, used = list(range(self._slots)), {}

@@ -6,7 +6,6 @@ import argparse
 import importlib.metadata
 import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -36,14 +35,13 @@ class Workload:
         return list(zip(x.split(self.samples), y.split(self.samples), strict=True))
 
     def model(self) -> nn.Module:
-        if len(self.shape) == 3 and self.shape[0] == 1:
-            sizes = [self.shape[1] * self.shape[2], 200, 200]
-            hidden = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
-            return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(200, 10))
-        convolutions = [
-            m for a, b in ((3, 32), (32, 64)) for m in (nn.Conv2d(a, b, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
-        ]
-        return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 10))
+        if self.shape == (1, 28, 28):
+            hidden = [nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU()]
+            return nn.Sequential(*hidden, nn.Linear(200, 10))
+        first = [nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        second = [nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+        dense = [nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 10)]
+        return nn.Sequential(*first, *second, *dense)
 
 
 WORKLOADS = {"W1": Workload((1, 28, 28), 600), "W2": Workload((3, 32, 32), 500)}
@@ -52,7 +50,7 @@ WORKLOADS = {"W1": Workload((1, 28, 28), 600), "W2": Workload((3, 32, 32), 500)}
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds; one more is run first to warm up")
+    parser.add_argument("--rounds", type=int, default=3, help="timed, after one that warms up")
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of every process")
     parser.add_argument("--processes", type=int, default=1, help="that train clients side by side")
     return parser.parse_args()
@@ -85,13 +83,13 @@ class Laps:
         self.ends.append(perf_counter())
         self.steps.append(steps)
 
-    def report(self, package: str, run: argparse.Namespace, note: str, steps: Sequence[int] = ()) -> None:
+    def report(self, peer: str, package: str, run: argparse.Namespace, note: str) -> None:
         """One line of JSON, after proof that every round did the same work."""
-        expected, counted = WORKLOADS[run.workload].steps, list(steps or self.steps)
-        assert counted == [expected] * (run.rounds + 1), f"steps per round {counted}, not {expected}"
+        expected = WORKLOADS[run.workload].steps
+        assert self.steps == [expected] * (run.rounds + 1), f"steps per round {self.steps}, not {expected}"
         seconds = [round(b - a, 4) for a, b in itertools.pairwise(self.ends)]
         result = {
-            "peer": package,
+            "peer": peer,
             "version": importlib.metadata.version(package),
             "torch": torch.__version__,
             "workload": run.workload,
