@@ -12,9 +12,9 @@ import time
 
 import torch
 import torch.nn.functional as F
+from fedflat.allocator import keep_memory
 
 import fedflat as ff
-from fedflat.allocator import keep_memory
 from fedflat.flat import FlatModel
 from fedflat.models import build_model
 

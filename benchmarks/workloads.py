@@ -40,7 +40,7 @@ class Workload:
         total = self.clients * self.samples
         y = torch.randint(10, (total,), generator=rng)
         rows = torch.arange(total).view(self.clients, -1).unbind()
-        if augment or len(self.shape) == 3 and self.shape[0] == 3:
+        if augment or (len(self.shape) == 3 and self.shape[0] == 3):
             channels, height, width = self.shape
             x = torch.randint(256, (total, height, width, channels), generator=rng, dtype=torch.uint8)
             chosen = AUGMENTATIONS["crop-flip" if augment else "none"]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .errors import FedflatError
@@ -196,6 +197,7 @@ def run(
         f"{per_round} a round, {rounds} rounds of {length}, batch {sgd.batch_size or 'full'}, lr {sgd.lr:g}, "
         f"model {model}, seed {seed}" + (f" ({loaded.note})" if loaded.note else ""),
         style="dim",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )
@@ -277,7 +279,7 @@ def split(
         name = f"{loaded.name}-{partition}".replace("/", "-").replace(":", "-")
         title = f"{loaded.name}, {partition}, {len(indices)} clients"
         path = draw(labels, indices, loaded.classes, out or Path(f"{name}.png"), title)
-        console.print(f"Drawn to {path}", highlight=False, soft_wrap=True)
+        console.print(f"Drawn to {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("datasets")
@@ -396,7 +398,7 @@ def _dataset(
     name: str, data: Path | None, download: bool, target: str | None, client_column: str | None
 ) -> Any:
     """A named dataset, or a person's own file or folder."""
-    from .data import load_dataset
+    from .data import dataset_names, load_dataset
     from .data.own import read_images, read_table
 
     path = Path(name)
@@ -404,7 +406,7 @@ def _dataset(
         if target is None:
             raise FedflatError(f"Which column of {path} is the class? Say it with --target COLUMN.")
         return read_table(path, target, client_column)
-    if path.is_dir() and path.name != name:
+    if path.is_dir() and (path.name != name or name.replace("_", "-").lower() not in dataset_names()):
         return read_images(path)
     if path.suffix in (".csv", ".parquet"):
         raise FedflatError(f"There is no file {path}.")
@@ -466,7 +468,7 @@ def main() -> None:
     try:
         app()
     except FedflatError as mistake:
-        Console(stderr=True).print(f"[red]Error:[/] {mistake}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[red]Error:[/] {escape(str(mistake))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("Interrupted.")

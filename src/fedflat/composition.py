@@ -30,6 +30,10 @@ def as_method(given: str | Method | Mechanism | Sequence[Any] | Mapping[str, Any
         return given
     if isinstance(given, Mechanism):
         return Method(given.name, [given])
+    if isinstance(given, Sequence) and any(isinstance(part, Method | Mechanism) for part in given):
+        parts_given = [as_method(part) for part in given]
+        listed = [mechanism for part in parts_given for mechanism in part.mechanisms]
+        return Method(" + ".join(part.name for part in parts_given), listed)
     terms = _terms(given)
     if not terms:
         raise FedflatError("The method is empty; name one, such as fedavg.")

@@ -332,7 +332,7 @@ class LocalTraining:
                 order = self._positions(shuffling.permutation(samples)[: left * size])
                 inputs, targets = stored.index_select(0, order), labels.index_select(0, order)
             if augmenting is not None:
-                inputs = shard.pipeline.train(inputs, augmenting)
+                inputs = shard.pipeline.train(inputs, augmenting, size)
             self.frozen.next_epoch(inputs, order, size)
             for first in range(0, len(targets), size):
                 left -= 1

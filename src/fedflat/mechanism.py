@@ -20,6 +20,7 @@ Its `contract` says what moves because of it and what it costs; `Method` checks 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def check_parameters(thing: Any, label: str) -> None:
             raise FedflatError(f"{label}: {field.name} must be True or False, not {value!r}.")
         if bounds is None or (value is None and field.metadata["optional"]):
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isinf(value):
             raise FedflatError(f"{label}: {field.name} must be a number, not {value!r}.")
         wrong = [k for k, b in bounds.items() if b is not None and not _HOLDS[k](value, b)]
         if wrong:

@@ -28,7 +28,13 @@ def generator(seed: int, purpose: str, *place: int) -> np.random.Generator:
 @contextmanager
 def torch_seeded(seed: int, purpose: str, *place: int) -> Iterator[None]:
     """Seed torch's own generators inside the block (initial weights, dropout), restore them after it."""
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if on_gpu else []):
-        torch.manual_seed(key(seed, purpose, *place) % 2**63)
+    number = key(seed, purpose, *place) % 2**63
+    generators = [torch.random.default_generator, *torch.cuda.default_generators]
+    before = [each.get_state() for each in generators]
+    for each in generators:
+        each.manual_seed(number)  # not torch.manual_seed: that formats a stack trace every time
+    try:
         yield
+    finally:
+        for each, state in zip(generators, before, strict=True):
+            each.set_state(state)

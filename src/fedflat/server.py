@@ -130,6 +130,7 @@ class Server:
         """Begin a round."""
         self.round, self.lr = round, lr
         self.accepted = 0
+        self._heard: set[int] = set()
         self.total_weight = 0.0
         self._totals: dict[str, Tensor] = {}
         self._tallies: dict[str, float] = {}
@@ -151,6 +152,7 @@ class Server:
         if reason:
             raise RejectedUpload(f"client {upload.client}, round {upload.round}: {reason}")
         weight = self.weight(upload)
+        self._heard.add(upload.client)
         self.accepted += 1
         self.total_weight += weight
         self.add("update", upload.update, weight)
@@ -162,6 +164,10 @@ class Server:
 
     def fault(self, upload: Upload) -> str | None:
         """Why an upload must be refused; None if it is good."""
+        if upload.round != self.round:
+            return f"the upload belongs to round {upload.round}; this is round {self.round}."
+        if not 0 <= upload.client < self.clients or upload.client in self._heard:
+            return "it has answered already." if upload.client in self._heard else "there is no such client."
         vectors: Mapping[str, object] = {"update": upload.update, **upload.vectors}
         missing = [name for name in self.method.up if name not in upload.vectors]
         if missing:
@@ -178,7 +184,7 @@ class Server:
             # a sum is finite only if every entry is (or cancels no infinity): one pass, no copy
             if not math.isfinite(vector.sum().item()) and not bool(torch.isfinite(vector).all()):
                 return f"'{name}' holds NaN or infinite values."
-        if upload.samples <= 0 or upload.steps <= 0:
+        if not (0 < upload.samples < math.inf and 0 < upload.steps < math.inf):
             return f"{upload.samples} samples and {upload.steps} steps: both must be positive."
         if upload.buffers is not None:
             expected = None if self.buffers is None else self.buffers.shape

@@ -1,15 +1,15 @@
 """Vectors of clients on disk: files of equally large slots, one for every size of vector, and tables.
 
 A table says which vector lies in which slot, with its checksum; written in one atomic step, it is a checkpoint. What
-the last two checkpoints refer to is never overwritten: a slot goes from free to fresh, becomes part of a checkpoint,
-is released when its vector is replaced, and is free again once two checkpoints do without it.
+the last two checkpoints refer to is never overwritten, so that a crash at any moment harms neither: a slot is fresh
+when written, belongs to the next checkpoint, is released when its vector is replaced, and is free again once the last
+two checkpoints do without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import struct
 import tempfile
@@ -44,16 +44,8 @@ class Kind(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-
-    def empty(self) -> Tensor:
-        """A vector of this kind, to be filled."""
-        return torch.empty(self.shape, dtype=getattr(torch, self.dtype))
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return math.prod(self.shape) * dtype.itemsize
+    size: int
+    """in bytes"""
 
 
 class Slots:
@@ -129,9 +121,9 @@ class Slots:
         """Of the file, in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it could not be opened
+            self._file.close()
 
 
 class Archive:
@@ -149,8 +141,8 @@ class Archive:
         self._last: str | None = None
         """name of the last checkpoint"""
         if directory is not None:
-            if name is None:
-                with explained(f"{directory} cannot be made"):
+            with explained(f"{directory} cannot be made"):
+                if name is None:
                     directory.mkdir(parents=True, exist_ok=True)
             self._take_over(directory, name)
 
@@ -163,8 +155,8 @@ class Archive:
         vectors = {}
         for row in self._of(client):
             kind = self._kinds[row.kind]
-            vector = vectors[kind.name] = kind.empty()
-            data = memory(vector)
+            vectors[kind.name] = torch.empty(kind.shape, dtype=getattr(torch, kind.dtype))
+            data = memory(vectors[kind.name])
             if not self._file(kind).read(row.slot, data):
                 raise self._damaged(row, "the file ends too early")
             if zlib.crc32(data) != row.checksum:
@@ -176,7 +168,8 @@ class Archive:
         written = {kind.name for kind in self.kinds(client)}
         for name, vector in vectors.items():
             if name not in written:
-                kind = Kind(name, str(vector.dtype).removeprefix("torch."), tuple(vector.shape))
+                dtype = str(vector.dtype).removeprefix("torch.")
+                kind = Kind(name, dtype, tuple(vector.shape), vector.nbytes)
                 if kind not in self._kinds:
                     self._kinds.append(kind)
                 data = memory(vector)
@@ -210,9 +203,7 @@ class Archive:
         self._last = name
 
     def close(self) -> None:
-        """Close the files."""
-        for slots in self._slots.values():
-            slots.close()
+        """Let go of the files."""
         self._slots, self.rows = {}, {}
 
     def _of(self, client: int) -> Iterator[Row]:
@@ -227,12 +218,10 @@ class Archive:
     def _take_over(self, directory: Path, name: str | None) -> None:
         """Be as at a checkpoint, or empty. What other checkpoints refer to waits for the next one."""
         tables = {path.stem: path for path in directory.glob("*.table")}
-        current = Table([], b"")
-        if name is not None:
-            if name not in tables:
-                known = nearest(name, tables) if tables else ""
-                raise FedflatError(f"{directory} holds no checkpoint '{name}' of client states.{known}")
-            current = Table.read(tables[name])
+        if name is not None and name not in tables:
+            known = nearest(name, tables) if tables else ""
+            raise FedflatError(f"{directory} holds no checkpoint '{name}' of client states.{known}")
+        current = Table([], b"") if name is None else Table.read(tables.pop(name))
         self._kinds, self._last = current.kinds, name
         found = [current]
         for path in tables.values():
@@ -288,13 +277,15 @@ class Table(NamedTuple):
         with explained(f"{path} cannot be read"):
             data = path.read_bytes()
         body = memoryview(data)[:-4]
-        if len(data) < 4 or zlib.crc32(body).to_bytes(4, "little") != data[-4:]:
+        if len(data) <= 4 or zlib.crc32(body).to_bytes(4, "little") != data[-4:]:
             raise FedflatError(f"{path} is damaged: its checksum differs. Resume from another checkpoint.")
-        head, _, rows = bytes(body).partition(b"\n")
-        described = json.loads(head)
-        if described["format"] != FORMAT:
+        line, _, rows = bytes(body).partition(b"\n")
+        head = json.loads(line)
+        if head["format"] != FORMAT:
             raise FedflatError(f"{path} was written by another version of fedflat. Resume with that version.")
-        return cls([Kind(name, dtype, tuple(shape)) for name, dtype, shape in described["kinds"]], rows)
+        return cls(
+            [Kind(name, dtype, tuple(shape), size) for name, dtype, shape, size in head["kinds"]], rows
+        )
 
 
 def unpack(rows: bytes) -> Iterator[Row]:

@@ -135,10 +135,6 @@ class ClientStore:
         self._unwritten.clear()
         self._bytes = 0
 
-    def __del__(self) -> None:
-        if "_disk" in self.__dict__:
-            self._disk.close()
-
     def _make_room(self, size: int) -> bool:
         """Move clients out of memory until so many bytes fit in; False if they never will."""
         if self.budget is None or size > self.budget:

@@ -140,6 +140,8 @@ def train(
     """
     method = as_method(method)
     sgd = local or LocalSGD()
+    if isinstance(participation, bool | float):
+        raise FedflatError(f"participation={participation}: give a number of clients, or Bernoulli(0.1).")
     if participation is None or isinstance(participation, int):
         participation = Everyone() if participation is None else Uniform(participation)
     _one_of("weighting", weighting, ("samples", "uniform"))

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import FedflatError, nearest
+from ..usual import usual
 from .augmentation import Images, Pipeline, find_augmentation
 from .dataset import Dataset
 from .federation import Federation
-from .partitions import Partition, parse_partition
+from .partitions import ByDomain, ByUser, Partition, parse_partition
 
 
 def dataset_names() -> list[str]:
@@ -37,7 +38,7 @@ def load_dataset(name: str, data: str | Path | None = None, download: bool = Fal
 def federate(
     dataset: str | Dataset,
     partition: str | Partition = "iid",
-    clients: int | None = 10,
+    clients: int | None = None,
     seed: int = 0,
     augment: str | None = None,
     data: str | Path | None = None,
@@ -48,7 +49,7 @@ def federate(
     Args:
         dataset: a name, or what `read_table`, `read_images` or `from_torch` gave.
         partition: how samples are dealt out, such as `Dirichlet(0.1)` or `"dirichlet:0.1"`.
-        clients: how many; None is as many as there are users or domains, for partitions by them.
+        clients: how many; by default all users or domains for partitions by them, else what is usual.
         seed: of the partition.
         augment: how training images are augmented; None is what is usual for the dataset.
         data: the directory to look for the dataset in.
@@ -58,6 +59,8 @@ def federate(
         dataset = load_dataset(dataset, data, download)
     if isinstance(partition, str):
         partition = parse_partition(partition)
+    if clients is None and not isinstance(partition, ByUser | ByDomain):
+        clients = usual(dataset.name).clients
     if clients is not None and clients < 1:
         raise FedflatError(f"A federation needs at least one client, not {clients}.")
     return Federation.from_indices(

@@ -23,8 +23,8 @@ class Pipeline(Protocol):
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a prepared sample."""
 
-    def train(self, stored: Tensor, rng: np.random.Generator) -> Tensor:
-        """Prepare for training, with augmentation."""
+    def train(self, stored: Tensor, rng: np.random.Generator, batch: int | None = None) -> Tensor:
+        """Prepare for training, with augmentation; `batch` is how many consecutive samples make a batch."""
 
     def test(self, stored: Tensor) -> Tensor:
         """Prepare for evaluation, without."""
@@ -48,7 +48,7 @@ class Plain:
         """Unchanged."""
         return stored
 
-    def train(self, stored: Tensor, rng: np.random.Generator) -> Tensor:
+    def train(self, stored: Tensor, rng: np.random.Generator, batch: int | None = None) -> Tensor:
         """Unchanged."""
         return self.test(stored)
 
@@ -70,24 +70,26 @@ class Augmentation:
     crop_probability: float = 1.0
     flip_probability: float = 0.0
     one_draw: bool = False
-    """the same crop and flip for all samples of a call, as a transform of a whole batch does"""
+    """the same crop and flip for all samples of a batch, as a transform of a whole batch does"""
 
     @property
     def random(self) -> bool:
         """Whether it does anything."""
         return self.pad > 0 or self.flip_probability > 0
 
-    def __call__(self, images: Tensor, rng: np.random.Generator) -> Tensor:
+    def __call__(self, images: Tensor, rng: np.random.Generator, batch: int | None = None) -> Tensor:
         """Augment stored images (n, height, width, channels): one gather of pixels for all of them."""
         if not self.random:
             return images
         n, height, width, channels = images.shape
-        draws = 1 if self.one_draw else n
+        repeats = min(batch or n, n) if self.one_draw else 1
+        draws = -(-n // repeats)
         offsets = np.full((2, draws), self.pad)
         if self.pad:
             moved = rng.integers(0, 2 * self.pad + 1, size=(2, draws))
             offsets = np.where(rng.random(draws) < self.crop_probability, moved, offsets)
-        flipped = rng.random(draws) < self.flip_probability
+        flipped = np.repeat(rng.random(draws) < self.flip_probability, repeats)[:n]
+        offsets = np.repeat(offsets, repeats, axis=1)[:, :n]
         columns = np.where(flipped[:, None], np.arange(width)[::-1], np.arange(width))
         padded = F.pad(images, (0, 0, self.pad, self.pad, self.pad, self.pad)) if self.pad else images
         full_height, full_width = padded.shape[1:3]
@@ -106,7 +108,7 @@ AUGMENTATIONS = {
     "fedwmsam": Augmentation(pad=4, crop_probability=0.5, flip_probability=0.5),
 }
 """The papers' variants. `crop-flip`, drawn per sample, is what FedGF and FedNSAM use and our FedGMT protocol;
-FedGMT's text pads 2, its code draws once per call; FedWMSAM's code crops every second sample."""
+FedGMT's text pads 2, its code draws once per batch; FedWMSAM's code crops every second sample."""
 
 
 def find_augmentation(name: str) -> Augmentation:
@@ -135,15 +137,15 @@ class Images:
         height, width, channels = stored
         return (channels, height, width)
 
-    def train(self, stored: Tensor, rng: np.random.Generator) -> Tensor:
+    def train(self, stored: Tensor, rng: np.random.Generator, batch: int | None = None) -> Tensor:
         """Augment, then normalise."""
-        return self.test(self.augmentation(stored, rng))
+        return self.test(self.augmentation(stored, rng, batch))
 
     def test(self, stored: Tensor) -> Tensor:
         """Normalise."""
         mean = torch.tensor(self.mean, dtype=self.dtype, device=stored.device)
         std = torch.tensor(self.std, dtype=self.dtype, device=stored.device)
-        floats = stored.to(self.dtype).mul_(1.0 / (255.0 * std)).sub_(mean / std)
+        floats = stored.to(self.dtype, copy=True).mul_(1.0 / (255.0 * std)).sub_(mean / std)
         return floats.permute(0, 3, 1, 2)
 
     def to(self, dtype: torch.dtype) -> Images:

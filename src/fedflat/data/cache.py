@@ -48,10 +48,10 @@ def cached(name: str, sources: Sequence[Path], decode: Callable[[], Stored]) -> 
         return found
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locked(path.with_suffix(".lock"))
+        path.with_suffix(".lock").touch()
     except OSError:
         return decode()  # nowhere to keep it: slower, but it works
-    with lock:
+    with _locked(path.with_suffix(".lock")):
         found = _read(path)  # another process may have made it while we waited
         if found is None:
             with Console(stderr=True).status(f"Reading {name} (only the first time)"):
@@ -76,14 +76,20 @@ def _subfolders(place: Path) -> list[Path]:
 
 def _write(path: Path, arrays: dict[str, Tensor], texts: dict[str, str]) -> Path | None:
     """Write and move into place; None where there is no room."""
-    header = {**texts, "checksums": json.dumps({k: _checksum(v) for k, v in arrays.items()})}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    header = {
+        **texts,
+        "checksums": json.dumps({**{k: _checksum(v) for k, v in arrays.items()}, "": _text_checksum(texts)}),
+    }
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    except OSError:
+        return None
     os.close(handle)
     try:
         save_file({k: v.contiguous() for k, v in arrays.items()}, temporary, header)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except OSError:
+    except (OSError, SafetensorError):
         Path(temporary).unlink(missing_ok=True)
         return None
     return path
@@ -98,6 +104,8 @@ def _read(path: Path) -> Stored | None:
             header = dict(file.metadata() or {})
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         checksums = json.loads(header.pop("checksums"))
+        if checksums[""] != _text_checksum(header):
+            raise FedflatError("wrong checksum")
         if any(checksums[name] != _checksum(array) for name, array in arrays.items()):
             raise FedflatError("wrong checksum")
     except (SafetensorError, FedflatError, KeyError, OSError, ValueError):
@@ -110,6 +118,10 @@ def _read(path: Path) -> Stored | None:
 def _checksum(array: Tensor) -> int:
     flat = array.contiguous().reshape(-1).view(torch.uint8)
     return zlib.crc32(flat.numpy().data)
+
+
+def _text_checksum(texts: dict[str, str]) -> int:
+    return zlib.crc32(json.dumps(texts, sort_keys=True).encode())
 
 
 @contextmanager

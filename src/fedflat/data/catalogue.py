@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..errors import FedflatError
 from ..randomness import generator
 from .augmentation import Images, Plain
 from .cache import Stored
@@ -147,7 +148,7 @@ def _tiny_imagenet_folders(folder: Path) -> Found | None:
         held = Split(images, np.array([label for _, label in known], dtype=np.int64))
         return store(read_folder(folder / "train", classes, (64, 64), 3), held)
 
-    return Found([folder / "train", notes], decode)
+    return Found([folder / "train", notes, *(p for p in [folder / "val" / "images"] if p.is_dir())], decode)
 
 
 OFFICE_DOMAINS = ("Art", "Clipart", "Product", "Real World")
@@ -246,6 +247,10 @@ def _build_news(stored: Stored) -> Dataset:
 def _speeches(folder: Path) -> Found | None:
     def both(train: Speeches, test: Speeches) -> Stored:
         roles = sorted(role for role, text in train.items() if len(text) > WINDOW)
+        if not roles or all(len(test.get(role, "")) <= WINDOW for role in roles):
+            raise FedflatError(
+                f"{folder}: no role says more than {WINDOW} characters in training and in testing."
+            )
         arrays = {}
         for name, spoken in (("train", train), ("test", test)):
             texts = [encode_characters(spoken.get(role, "")) for role in roles]

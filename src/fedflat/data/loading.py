@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,13 +51,24 @@ def load(source: Source, directory: str | Path | None = None, download: bool = F
         folder = fetch(source)
     found = None if folder is None else source.find(folder)
     if found is not None:
-        return source.build(cached(source.name, found.files, found.decode))
+        return source.build(cached(source.name, found.files, partial(_decode, found)))
     online = ", or, when online, add --download" if source.hub else ""
     raise FedflatError(
         f"There is no {source.name} here. Looked in {', '.join(str(root) for root in roots(directory))}, each "
         f"with the folders {', '.join(source.folders)}. It may be {source.forms}. {source.how} "
         f"Name its folder with --data DIR or FEDFLAT_DATA{online}."
     )
+
+
+class _Labels(FedflatError):
+    """Wrong labels, before it is known in which files."""
+
+
+def _decode(found: Found) -> Stored:
+    try:
+        return found.decode()
+    except _Labels as mistake:
+        raise FedflatError(f"{found.files[-1]}: {mistake} Fetch it again.") from None
 
 
 def locate(source: Source, directory: str | Path | None = None) -> Path | None:
@@ -69,7 +82,7 @@ def roots(directory: str | Path | None) -> list[Path]:
     if directory is not None:
         return [Path(directory)]
     given = os.environ.get("FEDFLAT_DATA", "")
-    named = [Path(part) for part in given.split(os.pathsep) if part]
+    named = [Path(part).expanduser() for part in given.split(os.pathsep) if part]
     return [*named, Path("data"), Path.home() / "data", cache_directory() / "datasets", _hub_cache()]
 
 
@@ -79,7 +92,8 @@ def candidates(source: Source, directory: str | Path | None) -> Iterator[Path]:
         yield from (root / folder for folder in source.folders)
         hub = root / f"datasets--{source.hub.replace('/', '--')}" / "snapshots"
         if source.hub and hub.is_dir():
-            yield from sorted(hub.iterdir())
+            for snapshot in sorted(hub.iterdir()):
+                yield from (snapshot, *(snapshot / name for name in source.folders if name != "."))
         if directory is not None:
             yield root
 
@@ -105,6 +119,7 @@ def fetch(source: Source) -> Path:
             name = "test" if split in ("valid", "validation") and "test" not in loaded else split
             table.to_parquet(str(folder / f"{name}.parquet"))
     except Exception as problem:  # the library raises whatever its transports raise
+        shutil.rmtree(folder, ignore_errors=True)
         raise FedflatError(
             f"{source.name} could not be downloaded as '{source.hub}' ({type(problem).__name__}: {problem}). "
             "Fetch it by hand and name its folder with --data DIR."
@@ -133,9 +148,9 @@ def store(train: Split, test: Split) -> Stored:
 
 def _check_labels(train: Split, test: Split) -> None:
     if len(train.labels) == 0 or len(test.labels) == 0:
-        raise FedflatError("The training or the test split is empty.")
+        raise _Labels("The training or the test split is empty.")
     known = int(train.labels.max())
     if int(test.labels.max()) > known:
-        raise FedflatError(
+        raise _Labels(
             f"The test split has the label {int(test.labels.max())}, the training split only 0 to {known}."
         )

@@ -48,12 +48,15 @@ def read_table(
     columns = _read_columns(path)
     for name in [target, *([client] if client else []), *([test] if isinstance(test, str) else [])]:
         _known(path, columns, name)
+    for name in [target, *([client] if client else [])]:
+        gap = next((n for n, v in enumerate(columns[name], start=1) if v is None or not str(v).strip()), None)
+        if gap is not None:
+            raise FedflatError(f"{path}: column '{name}' has nothing in row {gap}; fill or drop that row.")
     labels, class_names = _numbered(columns[target])
     if isinstance(test, str):
-        held = np.array([str(v).strip().lower() in ("1", "true", "test") for v in columns[test]])
+        held = np.array([str(v).strip().lower() in ("1", "1.0", "true", "test") for v in columns[test]])
     else:
-        if not 0 < test < 1:
-            raise FedflatError(f"test={test}: give a fraction between 0 and 1, or the name of a column.")
+        _check_fraction(test, ", or the name of a column")
         held = _hold_out(columns[client] if client else [""] * len(labels), test, seed)
     if held.all() or not held.any():
         raise FedflatError(
@@ -67,7 +70,7 @@ def read_table(
     inputs = np.stack([_floats(path, name, columns[name]) for name in used], axis=1)
     if standardise:
         mean, std = inputs[~held].mean(0), inputs[~held].std(0)
-        inputs = (inputs - mean) / np.where(std > 0, std, 1.0)
+        inputs = (inputs - mean) / np.where(std > 1e-12 * np.abs(mean), std, 1.0)
     groups, group_names = _numbered(columns[client]) if client else (None, ())
     x, y = torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(labels)
     kept = torch.from_numpy(~held)
@@ -104,6 +107,11 @@ def read_images(
     folder = Path(folder)
     if not folder.is_dir():
         raise FedflatError(f"{folder} is no folder. Give one that holds a folder of images per class.")
+    if channels not in (1, 3):
+        raise FedflatError(f"channels={channels}: give 3 for colour or 1 for grey.")
+    if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
+        raise FedflatError(f"size={size}: give a positive height and width.")
+    _check_fraction(test)
     divided = bool(class_folders(folder / "train")) and bool(class_folders(folder / "test"))
     if clients:
         places = {p.name: p for p in sorted(folder.iterdir()) if class_folders(p)}
@@ -128,7 +136,15 @@ def read_images(
     )
     labels = np.array([label for _, label, _ in found], dtype=np.int64)
     owners = [owner for _, _, owner in found]
-    held = np.array(owners) == "test" if divided and not clients else _hold_out(owners, test, seed)
+    held = (
+        np.array(owners) == "test"
+        if divided and not clients
+        else _hold_out(owners if clients else labels.tolist(), test, seed)
+    )
+    if held.all() or not held.any():
+        raise FedflatError(
+            f"{folder}: {int(held.sum())} of {len(held)} images are for testing; both parts need some."
+        )
     groups, group_names = _numbered(owners) if clients else (None, ())
     mean, std = _statistics(pixels[~held])
     return Dataset(
@@ -162,11 +178,19 @@ def from_torch(
 def _stack(samples: TorchDataset[Any], which: str) -> tuple[Tensor, Tensor]:
     """All samples of a torch dataset as two tensors."""
     inputs, targets = [], []
-    for number in range(len(samples)):  # type: ignore[arg-type]
+    if not hasattr(samples, "__len__"):
+        raise FedflatError(
+            f"The {which} dataset has no length; give one of which every sample can be asked for."
+        )
+    for number in range(len(samples)):
         try:
             x, y = samples[number]
-            inputs.append(torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x))
+            inputs.append(torch.as_tensor(np.array(x) if not isinstance(x, Tensor) else x))
             targets.append(int(y))
+            if targets[-1] != y:
+                raise ValueError(f"{y} is no class")
+            if inputs[-1].dtype == torch.uint8:
+                raise ValueError("it has bytes; make them floats, with a transform")
         except (TypeError, ValueError) as problem:
             raise FedflatError(
                 f"Sample {number} of the {which} dataset is not a pair of an array and a class ({problem})."
@@ -193,7 +217,10 @@ def _read_columns(path: Path) -> dict[str, list[Any]]:
                 rows = list(csv.reader(file))
         except (UnicodeDecodeError, csv.Error) as problem:
             raise FedflatError(f"{path} is no csv file in UTF-8 ({problem}).") from None
-        header, body = (rows[0], rows[1:]) if rows else ([], [])
+        header, body = (rows[0], [row for row in rows[1:] if row]) if rows else ([], [])
+        twice = next((name for name in header if header.count(name) > 1), None)
+        if twice is not None:
+            raise FedflatError(f"{path} has the column '{twice}' twice; rename one.")
         bad = next((n for n, row in enumerate(body, start=2) if len(row) != len(header)), None)
         if bad is not None:
             raise FedflatError(f"{path}, line {bad}: {len(body[bad - 2])} values for {len(header)} columns.")
@@ -212,7 +239,7 @@ def _numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Values as numbers from 0 in sorted order (numerically if they are numbers), and their names."""
     texts = [str(v).strip() for v in values]
     try:
-        names = sorted(set(texts), key=float)
+        names = sorted(set(texts), key=lambda text: (float(text), text))
     except ValueError:
         names = sorted(set(texts))
     numbers = {name: number for number, name in enumerate(names)}
@@ -246,6 +273,11 @@ def _floats(path: Path, name: str, values: list[Any]) -> np.ndarray:
     return result
 
 
+def _check_fraction(test: float, otherwise: str = "") -> None:
+    if not 0 < test < 1:
+        raise FedflatError(f"test={test}: give a fraction between 0 and 1{otherwise}.")
+
+
 def _hold_out(owners: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     """Which samples are for testing: the fraction of every owner's, rounded, at least one kept for training."""
     held = np.zeros(len(owners), dtype=bool)
@@ -260,5 +292,5 @@ def _hold_out(owners: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
 def _statistics(pixels: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per channel, of values from 0 to 1."""
     flat = pixels.reshape(-1, pixels.shape[-1]) / 255.0
-    std = np.where(flat.std(0) > 0, flat.std(0), 1.0)
+    std = np.where(flat.std(0) > 1e-6, flat.std(0), 1.0)
     return tuple(flat.mean(0).tolist()), tuple(std.tolist())

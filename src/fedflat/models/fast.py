@@ -72,6 +72,11 @@ class Geometry:
             for column, left, along in self._along(1)
         ]
 
+    @cached_property
+    def all_meet(self) -> bool:
+        """Whether every tap meets the image."""
+        return len(self.taps) == self.kernel[0] * self.kernel[1]
+
     def _along(self, axis: int) -> list[tuple[int, slice, slice]]:
         n, outputs, stride = self.image[axis], self.outputs[axis], self.stride[axis]
         meetings = []
@@ -106,7 +111,7 @@ class _Outputs(_Bilinear):
         x, w = _pixels(x), _pixels(w)
         y = x.new_zeros(len(x), *geometry.outputs, len(w))
         for weights, inputs, outputs in geometry.taps:
-            y[outputs].add_(x[inputs] @ w[weights].mT)
+            y[outputs].add_(_rows(x[inputs]).mm(w[weights].mT).view_as(y[outputs]))
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -128,7 +133,7 @@ class _Inputs(_Bilinear):
         dy, w = _pixels(dy), _pixels(w)
         dx = dy.new_zeros(len(dy), *geometry.image, w.shape[-1])
         for weights, inputs, outputs in geometry.taps:
-            dx[inputs].add_(dy[outputs] @ w[weights])
+            dx[inputs].add_(_rows(dy[outputs]).mm(w[weights]).view_as(dx[inputs]))
         return dx.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -148,9 +153,10 @@ class _Weights(_Bilinear):
     @staticmethod
     def forward(dy: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
         dy, x = _pixels(dy), _pixels(x)
-        dw = dy.new_zeros(dy.shape[-1], *geometry.kernel, x.shape[-1])
+        new = dy.new_empty if geometry.all_meet else dy.new_zeros
+        dw = new(dy.shape[-1], *geometry.kernel, x.shape[-1])
         for weights, inputs, outputs in geometry.taps:
-            torch.mm(dy[outputs].flatten(0, 2).mT, x[inputs].flatten(0, 2), out=dw[weights])
+            torch.mm(_rows(dy[outputs]).mT, _rows(x[inputs]), out=dw[weights])
         return dw.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -167,3 +173,8 @@ class _Weights(_Bilinear):
 def _pixels(images: Tensor) -> Tensor:
     """Channels last."""
     return images.permute(0, 2, 3, 1)
+
+
+def _rows(pixels: Tensor) -> Tensor:
+    """One pixel a row."""
+    return pixels.flatten(0, 2)

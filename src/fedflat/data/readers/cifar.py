@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,11 @@ def read_cifar(name: str, place: Path) -> tuple[Split, Split]:
     """Training and test images (n, 32, 32, 3) from a folder of batches or the tar file."""
     train, test, meta = BATCHES[name]
     label = b"labels" if name == "cifar10" else b"fine_labels"
-    names = _load(place, meta)[b"label_names" if name == "cifar10" else b"fine_label_names"]
-    class_names = [n.decode() for n in names]
+    try:
+        names = _load(place, meta)[b"label_names" if name == "cifar10" else b"fine_label_names"]
+        class_names = [n.decode() for n in names]
+    except (KeyError, AttributeError, TypeError):
+        raise FedflatError(f"{place}: '{meta}' holds no names of classes; fetch it again.") from None
     return _split(place, train, label, class_names), _split(place, test, label, class_names)
 
 
@@ -51,16 +55,30 @@ def _split(place: Path, batches: Sequence[str], label: bytes, class_names: list[
         pixels = np.concatenate([np.asarray(batch[b"data"], dtype=np.uint8) for batch in loaded])
         labels = np.concatenate([np.asarray(batch[label], dtype=np.int64) for batch in loaded])
         images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        if len(images) != len(labels):
+            raise ValueError(f"{len(images)} images, {len(labels)} labels")
     except (KeyError, ValueError) as problem:
-        raise FedflatError(f"{place}: {', '.join(batches)} are not CIFAR batches ({problem}).") from None
+        raise FedflatError(
+            f"{place}: {', '.join(batches)} are not CIFAR batches ({problem}); fetch them again."
+        ) from None
     return Split(np.ascontiguousarray(images), labels, class_names=class_names)
 
 
 def _load(place: Path, batch: str) -> dict[bytes, Any]:
     try:
         loaded = _ArraysOnly(io.BytesIO(_bytes(place, batch)), encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, tarfile.TarError) as problem:
-        raise FedflatError(f"{place}: '{batch}' cannot be read ({problem}); fetch it again.") from None
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        IndexError,
+        KeyError,
+        tarfile.TarError,
+        OSError,
+        zlib.error,
+    ) as problem:
+        reason = str(problem).splitlines()[0]
+        raise FedflatError(f"{place}: '{batch}' cannot be read ({reason}); fetch it again.") from None
     if not isinstance(loaded, dict):
         raise FedflatError(f"{place}: '{batch}' holds no CIFAR batch; fetch it again.")
     return loaded
@@ -74,4 +92,7 @@ def _bytes(place: Path, batch: str) -> bytes:
         file = archive.extractfile(member) if member is not None else None
         if file is None:
             raise FedflatError(f"{place} holds no '{batch}'; fetch it again.")
-        return file.read()
+        content = file.read()
+        while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+            pass  # to the end, where gzip has its checksum
+        return content

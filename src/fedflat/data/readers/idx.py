@@ -36,7 +36,9 @@ def read_idx(files: list[Path]) -> tuple[Split, Split]:
     for images, labels in (files[:2], files[2:]):
         pixels, numbers = read_array(images), read_array(labels)
         if len(pixels) != len(numbers):
-            raise FedflatError(f"{images} has {len(pixels)} images, {labels} {len(numbers)} labels.")
+            raise FedflatError(
+                f"{images} has {len(pixels)} images, {labels} {len(numbers)} labels; fetch them again."
+            )
         splits.append(Split(pixels[..., None], numbers.astype(np.int64)))
     return splits[0], splits[1]
 
@@ -57,4 +59,4 @@ def read_array(path: Path) -> np.ndarray:
             f"{path} should have {header + math.prod(shape):,} bytes, it has {len(content):,}: "
             "it is cut short or damaged; fetch it again."
         )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape).copy()

@@ -13,11 +13,14 @@ from ...errors import FedflatError, MissingExtra, nearest
 from . import Split
 from .images import decode_images
 
+INNER = ("data", "plain_text", "default")
+"""Folders in which the hub keeps the files of a dataset without further configurations."""
+
 
 def find_parquet(folder: Path, split: str) -> list[Path]:
-    """`train.parquet`, or `train-00000-of-00002.parquet` and so on, in the folder or one below it."""
+    """`train.parquet`, or `train-00000-of-00002.parquet` and so on, in the folder or the hub's folder in it."""
     for pattern in (f"{split}.parquet", f"{split}-*.parquet"):
-        for place in [folder, *sorted(p for p in folder.iterdir() if p.is_dir())]:
+        for place in [folder, *(folder / name for name in INNER)]:
             found = sorted(place.glob(pattern))
             if found:
                 return found
@@ -38,6 +41,8 @@ def read_tables(files: Sequence[Path]) -> Any:
         except (pyarrow.ArrowException, OSError) as problem:
             reason = str(problem).splitlines()[0]
             raise FedflatError(f"{path} is no sound Parquet file ({reason}); fetch it again.") from None
+        if not tables[-1].schema.equals(tables[0].schema):
+            raise FedflatError(f"{path} has other columns than {files[0].name}; they are not of one dataset.")
     return pyarrow.concat_tables(tables)
 
 
@@ -59,6 +64,16 @@ def read_labels(table: Any, column: str, files: Sequence[Path]) -> np.ndarray:
     return np.asarray(values, dtype=np.int64)
 
 
+def read_texts(table: Any, column: str, files: Sequence[Path]) -> list[str]:
+    """A column of texts, none of them missing."""
+    texts = table[column].to_pylist()
+    if None in texts:
+        raise FedflatError(
+            f"{files[0]}: column '{column}' has nothing in row {texts.index(None)}; fetch it again."
+        )
+    return [str(text) for text in texts]
+
+
 def read_image_split(
     files: Sequence[Path],
     labels: Sequence[str],
@@ -70,8 +85,12 @@ def read_image_split(
     table = read_tables(files)
     image = find_column(table, ["img", "image"], files)
     label = find_column(table, labels, files)
+    if len(table) == 0:
+        raise FedflatError(f"{files[0]} has no rows; fetch it again.")
+    if groups is not None:
+        find_column(table, [groups], files)
     pixels = decode_images(_encoded(table[image], files[0]), len(table), size, channels)
-    owners = [str(g) for g in table[groups].to_pylist()] if groups in table.column_names else None
+    owners = [str(g) for g in table[groups].to_pylist()] if groups is not None else None
     return Split(pixels, read_labels(table, label, files), owners, _class_names(table, label))
 
 
@@ -80,7 +99,7 @@ def _encoded(column: Any, path: Path) -> Iterator[tuple[str, bytes]]:
         value = cell.as_py()
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
-            raise FedflatError(f"{path}: row {number} holds no image bytes.")
+            raise FedflatError(f"{path}: row {number} holds no image bytes; fetch it again.")
         yield f"{path}, row {number}", content
 
 
@@ -89,5 +108,7 @@ def _class_names(table: Any, label: str) -> list[str]:
     stored = (table.schema.metadata or {}).get(b"huggingface")
     if stored is None:
         return []
-    feature = json.loads(stored).get("info", {}).get("features", {}).get(label, {})
-    return [str(name) for name in feature.get("names", [])]
+    try:
+        return [str(name) for name in json.loads(stored)["info"]["features"][label]["names"]]
+    except (ValueError, KeyError, TypeError):
+        return []

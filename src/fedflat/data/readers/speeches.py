@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FedflatError
-from .parquet import find_column, read_tables
+from .parquet import find_column, read_tables, read_texts
 
 Speeches = dict[str, str]
 """Everything a role says, by role."""
@@ -20,8 +20,8 @@ def read_speeches(files: Sequence[Path]) -> Speeches:
     role = find_column(table, ["client_id", "character_id"], files)
     text = find_column(table, ["text"], files)
     spoken: dict[str, list[str]] = {}
-    for who, what in zip(table[role].to_pylist(), table[text].to_pylist(), strict=True):
-        spoken.setdefault(str(who), []).append(str(what))
+    for who, what in zip(table[role].to_pylist(), read_texts(table, text, files), strict=True):
+        spoken.setdefault(str(who), []).append(what)
     return {who: "\n".join(lines) for who, lines in spoken.items()}
 
 
@@ -35,7 +35,10 @@ def read_leaf(files: Sequence[Path]) -> Speeches:
         try:
             content: dict[str, Any] = json.loads(path.read_text("utf-8"))
             for user, data in content["user_data"].items():
-                spoken[user] = data["x"][0] + "".join(data["y"]) if data["x"] else ""
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError) as problem:
+                text = data["x"][0] + "".join(data["y"]) if data["x"] else ""
+                if any(text[n : n + len(x)] != x for n, x in enumerate(data["x"])):
+                    raise ValueError(f"the windows of {user} do not follow each other")
+                spoken[user] = text
+        except (AttributeError, ValueError, KeyError, TypeError, UnicodeDecodeError) as problem:
             raise FedflatError(f"{path} is no LEAF file ({problem!r}); fetch it again.") from None
     return spoken

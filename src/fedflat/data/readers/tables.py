@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import FedflatError
 from . import Split
-from .parquet import find_column, read_labels, read_tables
+from .parquet import find_column, read_labels, read_tables, read_texts
 
 
 def read_news_csv(path: Path) -> Split:
@@ -28,7 +28,7 @@ def read_news_csv(path: Path) -> Split:
     except (UnicodeDecodeError, csv.Error) as problem:
         raise FedflatError(f"{path} is no csv file in UTF-8 ({problem}).") from None
     if not labels:
-        raise FedflatError(f"{path} is empty.")
+        raise FedflatError(f"{path} is empty; fetch it again.")
     return Split(texts, np.array(labels, dtype=np.int64))
 
 
@@ -36,4 +36,4 @@ def read_text_split(files: Sequence[Path], labels: Sequence[str]) -> Split:
     """A Parquet table of texts."""
     table = read_tables(files)
     text, label = find_column(table, ["text"], files), find_column(table, labels, files)
-    return Split([str(t) for t in table[text].to_pylist()], read_labels(table, label, files))
+    return Split(read_texts(table, text, files), read_labels(table, label, files))
