@@ -107,7 +107,8 @@ def check_parameters(thing: Any, label: str) -> None:
         if bounds is None or (value is None and field.metadata["optional"]):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isinf(value):
-            raise FedflatError(f"{label}: {field.name} must be a number, not {value!r}.")
+            kind = "whole number" if field.metadata["whole"] else "number"
+            raise FedflatError(f"{label}: {field.name} must be a {kind}, not {value!r}.")
         wrong = [k for k, b in bounds.items() if b is not None and not _HOLDS[k](value, b)]
         if wrong:
             ranges = " and ".join(f"{k} {b:g}" for k, b in bounds.items() if b is not None)

@@ -29,7 +29,7 @@ def generator(seed: int, purpose: str, *place: int) -> np.random.Generator:
 def torch_seeded(seed: int, purpose: str, *place: int) -> Iterator[None]:
     """Seed torch's own generators inside the block (initial weights, dropout), restore them after it."""
     number = key(seed, purpose, *place) % 2**63
-    generators = [torch.random.default_generator, *torch.cuda.default_generators]
+    generators = [torch.default_generator, *torch.cuda.default_generators]
     before = [each.get_state() for each in generators]
     for each in generators:
         each.manual_seed(number)  # not torch.manual_seed: that formats a stack trace every time
