@@ -29,7 +29,8 @@ class Timed(FedAvg):
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = Timed(fraction_train=COHORT / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+    # the fraction alone is too few when the first round begins before all nodes are registered
+    strategy = Timed(COHORT / CLIENTS, 0.0, min_train_nodes=COHORT, min_available_nodes=CLIENTS)
     strategy.start(
         grid,
         ArrayRecord(WORKLOADS[run.workload].model().state_dict()),
