@@ -106,9 +106,11 @@ def check_parameters(thing: Any, label: str) -> None:
             raise FedflatError(f"{label}: {field.name} must be True or False, not {value!r}.")
         if bounds is None or (value is None and field.metadata["optional"]):
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isinf(value):
-            kind = "whole number" if field.metadata["whole"] else "number"
-            raise FedflatError(f"{label}: {field.name} must be a {kind}, not {value!r}.")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise FedflatError(f"{label}: {field.name} must be a number, not {value!r}.")
+        if math.isinf(value):
+            kind = "a whole" if field.metadata["whole"] else "a finite"
+            raise FedflatError(f"{label}: {field.name} must be {kind} number, not {value!r}.")
         wrong = [k for k, b in bounds.items() if b is not None and not _HOLDS[k](value, b)]
         if wrong:
             ranges = " and ".join(f"{k} {b:g}" for k, b in bounds.items() if b is not None)

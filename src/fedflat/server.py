@@ -96,8 +96,8 @@ class Server:
         return self.per_client.get(client)
 
     def keep(self, client: int, name: str, value: Tensor) -> None:
-        """Keep a vector of one client."""
-        self.per_client.put(client, {**self.of(client), name: value})
+        """Keep a vector of one client; it becomes the server's and must not be changed afterwards."""
+        self.per_client.put(client, {**self.of(client), name: value}, copy=False)
 
     # -- sums of the round under way ---------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from ..errors import FedflatError, nearest
+from .fast import Conv2d
 from .shapes import image_shape
 
 DEPTHS = {8: (1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
@@ -128,7 +129,7 @@ def variant(depth: int, norm: str, stem: str) -> Callable[..., nn.Module]:
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
 def _stem(channels: int, stem: str, norm: str) -> nn.Module:

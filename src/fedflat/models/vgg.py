@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from .fast import Conv2d
 from .shapes import image_shape
 
 BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -25,7 +26,7 @@ def vgg11(shape: tuple[int, ...], classes: int, vocabulary: int | None = None) -
     for block, channels in enumerate(BLOCKS, start=1):
         for position, outputs in enumerate(channels, start=1):
             number += 1
-            layers[f"conv{number}"] = nn.Conv2d(features, outputs, kernel_size=3, padding=1)
+            layers[f"conv{number}"] = Conv2d(features, outputs, kernel_size=3, padding=1)
             if position == len(channels):
                 layers[f"pool{block}"] = nn.MaxPool2d(2)
             layers[f"relu{number}"] = nn.ReLU(inplace=True)
