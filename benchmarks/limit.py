@@ -7,18 +7,19 @@ vectors, validation, aggregation, and the shuffling and gathering of every epoch
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
+import statistics
 import time
 
 import torch
 import torch.nn.functional as F
-from fedflat.allocator import keep_memory
+from workloads import WORKLOADS, Workload
 
 import fedflat as ff
+from fedflat.allocator import keep_memory
 from fedflat.flat import FlatModel
 from fedflat.models import build_model
-
-from .workloads import WORKLOADS, Workload
 
 
 def bare_steps(work: Workload, share: int, pipe: multiprocessing.connection.Connection) -> None:
@@ -84,3 +85,19 @@ def measure(name: str, repeats: int, rounds: int) -> dict[str, list[float]]:
         seconds["fedflat"] += [row["seconds"] for row in run.history[1:]]
         seconds["bare"] += [bare.round() for _ in range(rounds)]
     return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workloads", nargs="*", default=["W1"], choices=sorted(WORKLOADS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
+    options = parser.parse_args()
+    for name in options.workloads:
+        seconds = measure(name, options.repeats, options.rounds)
+        bare, ours = (statistics.median(seconds[key]) for key in ("bare", "fedflat"))
+        print(f"{name}: bare {bare:.3f} s a round, fedflat {ours:.3f} s, {bare / ours:.0%} of the bare speed")
+
+
+if __name__ == "__main__":
+    main()

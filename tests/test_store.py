@@ -391,6 +391,24 @@ def test_every_damaged_byte_of_a_table_is_noticed(saved: Path):
             ClientStore.restore(saved, "round-5")
 
 
+def test_a_checkpoint_that_fails_half_way_leaves_the_old_one_of_that_name(saved: Path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    expected = contents(ClientStore.restore(saved, "round-5"))
+    for where, what in ((os, "fsync"), (Path, "replace")):
+        store = ClientStore.restore(saved, "round-5")
+        store.put(2, {"control": vector(77)})
+        with monkeypatch.context() as patch:
+            patch.setattr(where, what, fail)
+            with pytest.raises(FedflatError, match="cannot be written: No space left on device"):
+                store.checkpoint("round-5")
+        assert contents(ClientStore.restore(saved, "round-5")) == expected
+        assert bits(store.get(2)) == bits({"control": vector(77)})
+    store.checkpoint("round-5")
+    assert contents(ClientStore.restore(saved, "round-5")) == {**expected, 2: bits({"control": vector(77)})}
+
+
 def test_names_of_checkpoints(saved: Path):
     with pytest.raises(
         FedflatError, match=r"no checkpoint 'round-6' of client states. Did you mean 'round-5'"

@@ -21,6 +21,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from ..allocator import keep_memory
 from ..data.federation import Federation
 from ..errors import FedflatError
 from ..evaluation import BatchScore, Score, batches_in, score_batches, total_score
@@ -340,6 +341,7 @@ def _work(pipe: Connection, others: list[Connection], job: Job, plan: Plan, devi
     for other in others:
         other.close()  # inherited by fork; open copies would hide the main process's end from their owners
     torch.set_num_threads(1)
+    keep_memory()
     arena = Arena(plan)
     federation, training = _equip(job, device)
     while True:
