@@ -43,3 +43,11 @@ def test_a_whole_network_is_the_same(monkeypatch):
     monkeypatch.setattr(Conv2d, "forward", nn.Conv2d.forward)
     for ours, theirs in zip(quick, gradients(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_what_follows_may_change_the_output_in_place():
+    quick = nn.Sequential(Conv2d(128, 128, 3, padding=1, bias=False), nn.ReLU(inplace=True)).double()
+    x = torch.randn(2, 128, 2, 2, dtype=torch.float64, requires_grad=True)
+    plain = nn.functional.conv2d(x, quick[0].weight, padding=1).relu()
+    gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in (quick(x), plain)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)

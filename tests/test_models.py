@@ -182,7 +182,8 @@ def test_vgg11_number_of_parameters(data: str, head: tuple[int, int]):
     hidden, classes = head
     assert size(sketch("vgg11", data)) == convolutions + 513 * hidden + (hidden + 1) * classes
     kinds = [m for m in sketch("vgg11", data) if not isinstance(m, nn.ReLU | nn.Flatten)]
-    order = "".join({nn.Conv2d: "c", nn.MaxPool2d: "M", nn.Linear: "f"}[type(m)] for m in kinds)
+    letters = {nn.Conv2d: "c", nn.MaxPool2d: "M", nn.Linear: "f"}
+    order = "".join(next(letters[k] for k in letters if isinstance(m, k)) for m in kinds)
     assert order == "cMcMccMccMccMff"
 
 

@@ -36,7 +36,8 @@ class Conv2d(nn.Conv2d):
         if geometry is None:
             return super().forward(x)
         y = _apply(convolve, x, self.weight, geometry)
-        return y if self.bias is None else y + self.bias.view(-1, 1, 1)
+        # a tensor of its own: what follows may change it in place, which autograd forbids for a view
+        return y.clone() if self.bias is None else y + self.bias.view(-1, 1, 1)
 
     def _geometry(self, x: Tensor) -> Geometry | None:
         """How kernel and image meet; None where PyTorch's convolution is to be taken."""
