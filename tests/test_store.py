@@ -260,7 +260,7 @@ print(peak() - before, store.bytes_in_memory, len(store.clients()))
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_memory_of_100_000_clients():
-    result = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     grown, held, clients = map(int, result.stdout.split())
     assert clients == 100_000
@@ -284,15 +284,15 @@ def run_until_killed(directory: Path, name: str | None, begin: int, log: int) ->
     for number in range(begin, 10**9):
         store.put(*step(number))
         if number % 5 == 4:
-            os.write(log, b"<%d " % (number + 1))
+            os.write(log, b"<%06d " % (number + 1))
             store.checkpoint(f"after-{number + 1}")
-            os.write(log, b"%d> " % (number + 1))
+            os.write(log, b"%06d> " % (number + 1))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_any_moment(tmp_path: Path):
-    """Ten processes in turn go on where the one before was killed; nothing is ever lost or half there."""
-    moments, done, inside = random.Random(0), 0, 0
+    """Twelve processes in turn go on where the one before was killed; nothing is ever lost or half there."""
+    draw, done = random.Random(0), 0
     for _ in range(12):
         reader, writer = os.pipe()
         child = os.fork()
@@ -302,22 +302,22 @@ def test_killed_at_any_moment(tmp_path: Path):
             finally:
                 os._exit(1)
         os.close(writer)
-        time.sleep(moments.uniform(0.05, 0.4))
-        os.kill(child, signal.SIGKILL)
-        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        with os.fdopen(reader) as log:
-            said = log.read().split()
-        done = max([done, *(int(word[:-1]) for word in said if word.endswith(">"))])
-        begun = max([done, *(int(word[1:]) for word in said if word.startswith("<"))])
-        inside += begun > done
-        for after in {done, max(done - 5, 0), begun}:
+        with os.fdopen(reader, "rb", buffering=0) as log:
+            said = b""
+            for _ in range(draw.randrange(2, 16)):  # a word before every checkpoint, and one after it
+                said += log.read(8)
+            time.sleep(draw.choice([0, draw.uniform(0, 0.01)]))
+            os.kill(child, signal.SIGKILL)
+            assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+            words = (said + log.readall()).decode().split()
+        done = max([done, *(int(word[:-1]) for word in words if word.endswith(">"))])
+        begun = max([done, *(int(word[1:]) for word in words if word.startswith("<"))])
+        for after in {done, done - 5, begun}:
             table = tmp_path / f"after-{after}.table"
-            if after == 0 or (not table.exists() and after != done):
-                continue
-            expected = {client: bits(state) for client, state in map(step, range(after))}
-            assert contents(ClientStore.restore(tmp_path, table.stem)) == expected
-    assert done > 100
-    assert inside  # some died inside a checkpoint
+            if after == done or table.exists():
+                expected = {client: bits(state) for client, state in map(step, range(after))}
+                assert contents(ClientStore.restore(tmp_path, table.stem)) == expected
+    assert done >= 12 * 5
 
 
 # -- damage ----------------------------------------------------------------------------------------
