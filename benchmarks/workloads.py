@@ -2,17 +2,18 @@
 
 W1  MLP 784-200-200-10, 100 clients x 600 samples, 10 a round, 5 epochs of batch 50: 600 steps a round
 W2  McMahan's CNN, 100 clients x 500 images 3x32x32, 10 a round, 5 epochs of batch 50: 500 steps a round
-W3  ResNet-18 with GroupNorm, 7x7 stem, 20 clients x 100 images, 2 a round, 2 epochs of batch 50: 8 steps a round
+W3  ResNet-18 with GroupNorm, 7x7 stem, data and local work of W2, 2 clients a round: 100 steps a round
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 import fedflat as ff
-from fedflat.data.augmentation import AUGMENTATIONS, Images
+from fedflat.data.augmentation import AUGMENTATIONS
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,12 @@ class Workload:
     name: str
     model: str
     shape: tuple[int, ...]
-    clients: int
-    samples: int
+    samples: int  # of every client
     per_round: int
-    epochs: int
+    clients: int = 100
+    epochs: int = 5
     batch: int = 50
+    augment: bool = False
 
     @property
     def steps(self) -> int:
@@ -32,26 +34,28 @@ class Workload:
         return self.per_round * self.epochs * (self.samples // self.batch)
 
     @property
-    def sgd(self) -> ff.LocalSGD:
-        return ff.LocalSGD(lr=0.01, epochs=self.epochs, batch_size=self.batch)
+    def settings(self) -> dict[str, Any]:
+        """For `ff.train`."""
+        sgd = ff.LocalSGD(lr=0.01, epochs=self.epochs, batch_size=self.batch)
+        return {"local": sgd, "participation": self.per_round}
 
-    def federation(self, augment: bool = False) -> ff.Federation:
+    def federation(self) -> ff.Federation:
         rng = torch.Generator().manual_seed(0)
         total = self.clients * self.samples
         y = torch.randint(10, (total,), generator=rng)
-        rows = torch.arange(total).view(self.clients, -1).unbind()
-        if augment or (len(self.shape) == 3 and self.shape[0] == 3):
+        rows = torch.arange(total).view(self.clients, -1)
+        if self.shape[0] == 3:
             channels, height, width = self.shape
             x = torch.randint(256, (total, height, width, channels), generator=rng, dtype=torch.uint8)
-            chosen = AUGMENTATIONS["crop-flip" if augment else "none"]
-            pipeline = Images((0.5,) * channels, (0.25,) * channels, chosen)
+            chosen = AUGMENTATIONS["crop-flip" if self.augment else "none"]
+            pipeline = ff.Images((0.5,) * channels, (0.25,) * channels, chosen)
             return ff.Federation.from_indices((x, y), rows, classes=10, pipeline=pipeline)
         x = torch.randn(total, *self.shape, generator=rng)
         return ff.Federation.from_indices((x, y), rows, classes=10)
 
 
 WORKLOADS = {
-    "W1": Workload("W1", "mlp", (1, 28, 28), clients=100, samples=600, per_round=10, epochs=5),
-    "W2": Workload("W2", "cnn", (3, 32, 32), clients=100, samples=500, per_round=10, epochs=5),
-    "W3": Workload("W3", "resnet18", (3, 32, 32), clients=20, samples=100, per_round=2, epochs=2),
+    "W1": Workload("W1", "mlp", (1, 28, 28), samples=600, per_round=10),
+    "W2": Workload("W2", "cnn", (3, 32, 32), samples=500, per_round=10),
+    "W3": Workload("W3", "resnet18", (3, 32, 32), samples=500, per_round=2),
 }

@@ -158,7 +158,8 @@ def run(
     state_memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory for what is kept per client, such as 2GiB; the rest is on disk. (default: all)"
+            help="Memory for what is kept per client, such as 2GiB; the rest is on disk, in TMPDIR. "
+            "(default: all)"
         ),
     ] = None,
     out: Annotated[

@@ -298,7 +298,7 @@ class LocalTraining:
         """An SGD step along the gradient, piece by piece; of an embedding only the rows in the batch."""
         sgd, lr = self.sgd, self.local.lr
         if all_dense(gradients):
-            dense = cast("tuple[Tensor, ...]", gradients)
+            dense = self._aligned(cast("tuple[Tensor, ...]", gradients))
             sgd_(self.w_views, dense, self.momentum_views, sgd, lr, first)
         elif sgd.momentum or sgd.weight_decay:
             self.model.write(gradients, self.direction_views)
@@ -312,6 +312,13 @@ class LocalTraining:
                     w.index_add_(0, gradient.indices()[0], gradient.values(), alpha=-lr)
                 else:
                     w.add_(gradient, alpha=-lr)
+
+    def _aligned(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
+        """Gradients that lie in memory as the parameters do, which the fused update takes for granted."""
+        return [
+            gradient if gradient.stride() == view.stride() else view.copy_(gradient)
+            for gradient, view in zip(gradients, self.direction_views, strict=True)
+        ]
 
     def _batches(self, client: int, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of freshly shuffled epochs; every epoch is gathered (and augmented) once, then sliced."""

@@ -47,7 +47,7 @@ class Server:
         self.state: dict[str, Value | None] = {}
         for mechanism in method.mechanisms:
             self.state.update(mechanism.server_state(w))
-        self.per_client = ClientStore(budget=state_memory)
+        self.per_client = ClientStore(budget=state_memory, device=w.device)
         """what the server keeps for every client"""
         self._receivers = [m for m in method.mechanisms if overrides(m, "receive")]
         self._senders = [m for m in method.mechanisms if overrides(m, "send")]

@@ -136,7 +136,8 @@ def train(
         on_round: called after every round with its `Round`.
         threads: of torch in this process. With 1 the result does not depend on the machine; to use more cores,
             take the engine `"workers"`, which is faster and has the same bits.
-        state_memory: how much memory what is kept per client may take, such as `"2GiB"`; the rest is on disk.
+        state_memory: how much memory what is kept per client may take, such as `"2GiB"`; the rest is on
+            disk, where the environment's TMPDIR says.
     """
     method = as_method(method)
     sgd = local or LocalSGD()
@@ -161,8 +162,10 @@ def train(
         module = build_model(model, federation, seed) if isinstance(model, str) else copy.deepcopy(model)
         flat = FlatModel(module, dtype, device)
         budget = parse_size(state_memory) if isinstance(state_memory, str) else state_memory
+        if budget is not None and method.cost.client and method.cost.server_per_client:
+            budget //= 2  # two stores share it
         server = Server(flat.vector.clone(), method, len(federation), weighting, flat.read_buffers(), budget)
-        store = ClientStore(budget=budget)
+        store = ClientStore(budget=budget, device=device)
         recorder = Recorder(out, method=method, federation=federation, sgd=sgd, rounds=rounds, seed=seed)
         runner = make_engine(engine)
         history: list[dict[str, Any]] = []

@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from .fast import Conv2d
 from .shapes import image_shape
 
 
@@ -22,10 +23,10 @@ def cnn(shape: tuple[int, ...], classes: int, vocabulary: int | None = None) -> 
     channels, height, width = image_shape("cnn", shape, vocabulary, smallest=4)
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(channels, 32, kernel_size=5, padding=2),
+            conv1=Conv2d(channels, 32, kernel_size=5, padding=2),
             pool1=nn.MaxPool2d(2),
             relu1=nn.ReLU(inplace=True),
-            conv2=nn.Conv2d(32, 64, kernel_size=5, padding=2),
+            conv2=Conv2d(32, 64, kernel_size=5, padding=2),
             pool2=nn.MaxPool2d(2),
             relu2=nn.ReLU(inplace=True),
             flatten=nn.Flatten(),
@@ -46,10 +47,10 @@ def lenet(shape: tuple[int, ...], classes: int, vocabulary: int | None = None) -
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(channels, 64, kernel_size=5),
+            conv1=Conv2d(channels, 64, kernel_size=5),
             pool1=nn.MaxPool2d(2),
             relu1=nn.ReLU(inplace=True),
-            conv2=nn.Conv2d(64, 64, kernel_size=5),
+            conv2=Conv2d(64, 64, kernel_size=5),
             pool2=nn.MaxPool2d(2),
             relu2=nn.ReLU(inplace=True),
             flatten=nn.Flatten(),
