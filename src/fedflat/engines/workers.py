@@ -301,13 +301,17 @@ class Workers:
 
     def _upload(self, task: Task, answer: dict[str, Any]) -> Upload:
         """An upload whose vectors lie in the arena until the next one is asked for."""
-        slot = task.slot
+        device = self._job.model.vector.device  # the server's; on the CPU nothing is copied
+
+        def here(name: str) -> Tensor:
+            return self._arena[f"{task.slot} {name}"].to(device)
+
         return Upload(
             **answer["numbers"],
-            update=self._arena[f"{slot} update"],
-            vectors={name: self._arena[f"{slot} up {name}"] for name in answer["vectors"]},
-            buffers=self._arena[f"{slot} buffers"] if answer["buffers"] else None,
-            state={name: self._arena[f"{slot} state {name}"] for name in answer["state"]},
+            update=here("update"),
+            vectors={name: here(f"up {name}") for name in answer["vectors"]},
+            buffers=here("buffers") if answer["buffers"] else None,
+            state={name: here(f"state {name}") for name in answer["state"]},
             borrowed=True,
         )
 
