@@ -888,11 +888,11 @@ def test_a_run_on_disk(make, tmp_path):
 
 def test_a_directory_holds_one_run(tmp_path):
     train_small("fedavg", SCHEDULE[:1], out=tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert before.keys() == {"run.json", "metrics.jsonl", "model.safetensors"}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"run.json", "metrics.jsonl", "model.safetensors"} <= {path.name for path in before}
     with pytest.raises(ff.FedflatError, match="already holds a run"):
         train_small("fedsam", SCHEDULE[:1], out=tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_file_is_no_directory(tmp_path):

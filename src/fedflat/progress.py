@@ -24,6 +24,8 @@ class RunProgress:
         self._began = time.perf_counter()
         self._accuracy = self._loss = "–"
         self._rejected = 0
+        self._first: int | None = None
+        """the first round seen: a resumed run does not begin at 0"""
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -55,6 +57,7 @@ class RunProgress:
             self._accuracy = f"{round.accuracy:.1%}"
         if round.loss is not None:
             self._loss = f"{round.loss:.3f}"
+        self._first = round.index if self._first is None else self._first
         self._rejected += len(round.rejected)
         for sentence in round.rejected:
             self._bar.console.print(f"[yellow]upload refused:[/] {sentence}", highlight=False)
@@ -65,11 +68,16 @@ class RunProgress:
         if not self._console.is_terminal:
             self._print_line(round.index + 1, note)
 
+    def announce_stop(self) -> None:
+        """Ctrl-C was pressed."""
+        self._bar.console.print("Stopping after this round; press Ctrl-C again to stop at once.")
+
     def _print_line(self, done: int, note: str) -> None:
         every = max(1, self._rounds // PLAIN_LINES)
         if done % every and done != self._rounds:
             return
-        left = (time.perf_counter() - self._began) / done * (self._rounds - done)
+        seen = done - (self._first or 0)
+        left = (time.perf_counter() - self._began) / seen * (self._rounds - done)
         parts = [
             self._label,
             f"round {done}/{self._rounds}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,6 +99,24 @@ class Server:
     def keep(self, client: int, name: str, value: Tensor) -> None:
         """Keep a vector of one client; it becomes the server's and must not be changed afterwards."""
         self.per_client.put(client, {**self.of(client), name: value}, copy=False)
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the next round depends on, but `per_client`: vectors and numbers by name."""
+        vectors = {"w": self.w, "average": self.average, "step": self.step}
+        if self.buffers is not None:
+            vectors["buffers"] = self.buffers
+        vectors |= {f"state {name}": v for name, v in self.state.items() if isinstance(v, Tensor)}
+        numbers = {name: value for name, value in self.state.items() if not isinstance(value, Tensor)}
+        return vectors, {"state": numbers}
+
+    def restore(self, vectors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Be as at a snapshot."""
+        there = {name: vector.to(self.w.device) for name, vector in vectors.items()}
+        self.w, self.average, self.step = there["w"], there["average"], there["step"]
+        self.buffers = there.get("buffers")
+        self.state = {name: there.get(f"state {name}", numbers["state"].get(name)) for name in self.state}
 
     # -- sums of the round under way ---------------------------------------------------------------
 

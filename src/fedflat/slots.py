@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .errors import FedflatError, nearest
+from .files import explained, replace_file
 
 FORMAT = 1
 """Raise it when tables or slots change."""
@@ -259,17 +260,7 @@ class Table(NamedTuple):
         """Write the table, or leave what is there."""
         head = json.dumps({"format": FORMAT, "kinds": self.kinds}).encode()
         body = head + b"\n" + self.rows
-        unfinished = path.with_name("table.unfinished")
-        with explained(f"{path} cannot be written"):
-            with unfinished.open("wb") as file:
-                file.write(body + zlib.crc32(body).to_bytes(4, "little"))
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-            if os.name == "posix":  # elsewhere a directory cannot be synced, and need not be
-                directory = os.open(path.parent, os.O_RDONLY)
-                os.fsync(directory)
-                os.close(directory)
+        replace_file(path, body + zlib.crc32(body).to_bytes(4, "little"))
 
     @classmethod
     def read(cls, path: Path) -> Table:
@@ -296,12 +287,3 @@ def unpack(rows: bytes) -> Iterator[Row]:
 def memory(vector: Tensor) -> memoryview:
     """The bytes of a vector, not a copy if it is contiguous and on the CPU."""
     return vector.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-
-
-@contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turn what the system says into a sentence."""
-    try:
-        yield
-    except OSError as problem:
-        raise FedflatError(f"{what}: {problem.strerror or problem}.") from problem

@@ -128,6 +128,11 @@ class ClientStore:
         self._unwritten.clear()
         self._disk.checkpoint(name)
 
+    def verify(self) -> None:
+        """Read everything that is on disk; what is damaged is an error."""
+        for client in list(self._disk.rows):
+            self._disk.read(client)
+
     def close(self) -> None:
         """Let go of memory and files. Checkpoints stay; the store is empty."""
         self._disk.close()

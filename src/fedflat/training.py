@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from .composition import as_method
 from .data.federation import Federation
 from .engines import Engine, Job, make_engine
 from .errors import FedflatError, nearest
+from .evaluation import ClassMix
 from .flat import FlatModel
 from .local import LocalSGD, LossFunction
 from .messages import Upload
 from .method import Method
 from .models import build_model
 from .participation import Everyone, Participation, Uniform
-from .recording import Recorder
+from .rundirectory import RunDirectory
 from .server import RejectedUpload, Server
 from .store import ClientStore, parse_size
 
@@ -42,6 +45,10 @@ class Round:
     loss: float | None = None
     """test loss"""
     train_loss: float | None = None
+    train_loss_std: float | None = None
+    """deviation of the active clients' training losses from their mean"""
+    client_accuracy: dict[str, float] | None = None
+    """mean, std and worst_decile over all clients, each tested on its own mix of classes; see `ClassMix`"""
     rejected: list[str] = field(default_factory=list)
     """a sentence for every upload that was refused"""
     steps: int = 0
@@ -111,6 +118,10 @@ def train(
     on_round: Callable[[Round], None] | None = None,
     threads: int = 1,
     state_memory: int | str | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    stop: Callable[[], bool] | None = None,
+    experiment: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train one model across the clients of a federation.
 
@@ -132,12 +143,17 @@ def train(
             each client, leave the `"server"`'s unchanged, or `"reset"` them before a local round and average.
         on_bad_upload: `"skip"` an upload with NaN, a wrong shape or a missing vector, or `"stop"`.
         loss: from outputs and targets to the mean loss of a batch.
-        out: a directory to write metrics and the trained model to.
+        out: a directory to write metrics, checkpoints and the trained model to.
         on_round: called after every round with its `Round`.
         threads: of torch in this process. With 1 the result does not depend on the machine; to use more cores,
             take the engine `"workers"`, which is faster and has the same bits.
         state_memory: how much memory what is kept per client may take, such as `"2GiB"`; the rest is on
-            disk, where the environment's TMPDIR says.
+            disk, in `out` or where the environment's TMPDIR says.
+        resume: go on with the run that `out` holds, if there is one, after its last checkpoint. The result has the
+            same bits as without the interruption.
+        checkpoint_every: rounds between checkpoints in `out`; by default as often as costs less than 2 % of the time.
+        experiment: the experiment that this run is, as in its file: kept in `out`, for `fedflat resume`.
+        stop: asked after every round; if it says True, the run ends there with a checkpoint, and can be gone on with.
     """
     method = as_method(method)
     sgd = local or LocalSGD()
@@ -151,6 +167,8 @@ def train(
     _one_of("on_bad_upload", on_bad_upload, ("skip", "stop"))
     if rounds < 1 or eval_every < 1:
         raise FedflatError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1.")
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise FedflatError(f"checkpoint_every={checkpoint_every}: give at least 1.")
     participation.check(len(federation), rounds)
 
     if threads < 1:
@@ -165,33 +183,106 @@ def train(
         if budget is not None and method.cost.client and method.cost.server_per_client:
             budget //= 2  # two stores share it
         server = Server(flat.vector.clone(), method, len(federation), weighting, flat.read_buffers(), budget)
+        directory = None
         store = ClientStore(budget=budget, device=device)
-        recorder = Recorder(out, method=method, federation=federation, sgd=sgd, rounds=rounds, seed=seed)
-        runner = make_engine(engine)
         history: list[dict[str, Any]] = []
+        if out is not None:
+            settings = {
+                "method": method.name,
+                "mechanisms": str(method),
+                "federation": _about(federation),
+                "model": model if isinstance(model, str) else type(module).__name__,
+                "parameters": flat.size,
+                "local": asdict(sgd),
+                "participation": str(participation),
+                "weighting": weighting,
+                "evaluate": evaluate,
+                "buffers": buffers,
+                "dtype": str(dtype).removeprefix("torch."),
+                "seed": seed,
+                "rounds": rounds,
+                "how": {"engine": _engine_name(engine), "threads": threads, "device": str(device)},
+            }
+            directory = RunDirectory(out, settings, resume, checkpoint_every, experiment)
         try:
-            runner.open(Job(federation, flat, method, sgd, loss, seed, buffers))
-            for index in range(rounds):
-                active = participation.choose(index, len(federation), seed)
-                record = _run_round(server, runner, store, active, index, sgd, on_bad_upload)
-                last = index == rounds - 1
-                if federation.test is not None and (last or (index + 1) % eval_every == 0):
-                    w = server.w if evaluate == "server" else server.average
-                    score = runner.evaluate(w, server.buffers)
-                    record.accuracy, record.loss = score.accuracy, score.loss
-                history.append(record.row())
-                recorder.round(history[-1])
-                if on_round is not None:
-                    on_round(record)
+            if directory is not None:
+                store, history = directory.open_state(server, budget, device)
+                for notice in directory.notices:
+                    warnings.warn(notice, stacklevel=2)
+            job = Job(federation, flat, method, sgd, loss, seed, buffers)
+            plan = _Plan(participation, rounds, evaluate, eval_every, on_bad_upload, on_round, stop)
+            _run_rounds(job, plan, server, store, make_engine(engine), directory, history)
+            flat.vector.copy_(server.w)
+            flat.write_buffers(server.buffers)
+            trained = flat.release().eval()
+            if directory is not None and len(history) >= rounds:
+                directory.finish(trained)
         finally:
-            runner.close()
-        flat.vector.copy_(server.w)
-        flat.write_buffers(server.buffers)
-        trained = flat.release().eval()
-        recorder.finish(trained)
+            if directory is not None:
+                directory.close()
         return Run(method, history, trained, server, store)
     finally:
         torch.set_num_threads(before)
+
+
+def _about(federation: Federation) -> dict[str, Any]:
+    return {"name": federation.name, "clients": len(federation), "samples": federation.samples}
+
+
+def _engine_name(engine: str | Engine) -> str:
+    return engine if isinstance(engine, str) else type(engine).__name__.lower()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the rounds go."""
+
+    participation: Participation
+    rounds: int
+    evaluate: str
+    eval_every: int
+    on_bad_upload: str
+    on_round: Callable[[Round], None] | None
+    stop: Callable[[], bool] | None
+
+
+def _run_rounds(
+    job: Job,
+    plan: _Plan,
+    server: Server,
+    store: ClientStore,
+    engine: Engine,
+    directory: RunDirectory | None,
+    history: list[dict[str, Any]],
+) -> None:
+    """The rounds that are left, each added to the history."""
+    federation, seed = job.federation, job.seed
+    mix = ClassMix.of(federation)
+    if len(history) >= plan.rounds:
+        return
+    try:
+        engine.open(job)
+        for index in range(len(history), plan.rounds):
+            active = plan.participation.choose(index, len(federation), seed)
+            record = _run_round(server, engine, store, active, index, job.sgd, plan.on_bad_upload)
+            last = index == plan.rounds - 1
+            if federation.test is not None and (last or (index + 1) % plan.eval_every == 0):
+                w = server.w if plan.evaluate == "server" else server.average
+                score = engine.evaluate(w, server.buffers)
+                record.accuracy, record.loss = score.accuracy, score.loss
+                record.client_accuracy = mix.spread(score.by_class) if mix and score.by_class else None
+            history.append(record.row())
+            if directory is not None:
+                directory.round(history[-1])
+            if plan.on_round is not None:
+                plan.on_round(record)
+            stopping = plan.stop is not None and plan.stop()
+            if directory is not None and (last or stopping or directory.due(index + 1)):
+                directory.checkpoint(server, store, index + 1)
+            if stopping:
+                return
+    finally:
+        engine.close()
 
 
 def _run_round(
@@ -206,7 +297,7 @@ def _run_round(
     began = time.perf_counter()
     record = Round(index, [], server, lr=sgd.lr_in(index))
     server.open(index, record.lr)
-    losses = 0.0
+    losses = squares = 0.0
 
     def download(client: int) -> Any:
         message = server.download(client)
@@ -226,8 +317,11 @@ def _run_round(
         store.put(upload.client, upload.state, copy=upload.borrowed)
         record.clients.append(upload.client)
         losses += upload.loss * server.weight(upload)
+        squares += upload.loss**2 * server.weight(upload)
     if server.accepted:
         record.train_loss = losses / server.total_weight
+        variance = squares / server.total_weight - record.train_loss**2
+        record.train_loss_std = math.sqrt(max(0.0, variance)) if math.isfinite(variance) else None
     server.close()
     record.scalars = server.scalars()
     record.seconds = time.perf_counter() - began

@@ -63,7 +63,7 @@ def federate(
         clients = usual(dataset.name).clients
     if clients is not None and clients < 1:
         raise FedflatError(f"A federation needs at least one client, not {clients}.")
-    return Federation.from_indices(
+    federation = Federation.from_indices(
         dataset.train,
         split_dataset(dataset, partition, clients, seed),
         dataset.test,
@@ -72,6 +72,8 @@ def federate(
         _augmented(dataset, augment),
         dataset.vocabulary,
     )
+    federation.note = dataset.note
+    return federation
 
 
 def split_dataset(dataset: Dataset, partition: Partition, clients: int | None, seed: int) -> list[np.ndarray]:

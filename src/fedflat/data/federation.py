@@ -82,6 +82,8 @@ class Federation:
                     f"{tuple(pairs[0][0].shape[1:])}; all clients need the same."
                 )
         self.name = name
+        self.note = ""
+        """what a person should know about the data"""
         self.pipeline: Pipeline = pipeline or Plain()
         self.vocabulary = vocabulary
         self._arrays: Sequence[tuple[Tensor, Tensor]] = pairs
@@ -146,6 +148,11 @@ class Federation:
         sizes: list[int] = self._ends.diff(prepend=self._ends.new_zeros(1)).tolist()
         return sizes
 
+    @property
+    def samples(self) -> int:
+        """The number of samples of all clients together."""
+        return int(self._ends[-1])
+
     def size(self, number: int) -> int:
         """The number of samples of one client."""
         first, last = self._span(number)
@@ -177,6 +184,15 @@ class Federation:
             return Shard(*self._arrays[0], self._rows, self.pipeline)
         inputs = torch.cat([x for x, _ in self._arrays])
         return Shard(inputs, torch.cat([y for _, y in self._arrays]), None, self.pipeline)
+
+    def labels_by_client(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The owner and the class of every sample, in client order; None where targets are no single classes."""
+        if any(targets.is_floating_point() or targets.ndim > 1 for _, targets in self._arrays):
+            return None
+        owners = np.repeat(np.arange(len(self)), self.sizes)
+        if self._rows is None:
+            return owners, torch.cat([targets for _, targets in self._arrays]).cpu().numpy()
+        return owners, self._arrays[0][1][self._rows].cpu().numpy()
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:
         """The same federation with floating inputs of another type, on another device."""

@@ -52,13 +52,18 @@ class Engine(Protocol):
 
 
 def make_engine(engine: str | Engine) -> Engine:
-    """An engine from its name."""
+    """An engine from its name, such as `inprocess`, `workers` or `workers:3`."""
     if not isinstance(engine, str):
         return engine
     from .inprocess import InProcess
     from .workers import Workers
 
     known: dict[str, type[Engine]] = {"inprocess": InProcess, "workers": Workers}
-    if engine not in known:
-        raise FedflatError(f"There is no engine '{engine}'.{nearest(engine, known)}")
-    return known[engine]()
+    name, colon, count = engine.partition(":")
+    if name not in known:
+        raise FedflatError(f"There is no engine '{name}'.{nearest(name, known)}")
+    if not colon:
+        return known[name]()
+    if name != "workers" or not count.isdecimal() or int(count) < 1:
+        raise FedflatError(f"engine '{engine}' is not possible: write inprocess, workers or workers:3.")
+    return Workers(int(count))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,3 +59,37 @@ def parse_partition(text: str) -> Partition:
     if slash:
         arguments.append(parse_partition(rest))
     return spelling.make(*arguments)
+
+
+def partition_from_parts(parts: Mapping[str, Any]) -> Partition:
+    """A partition from a mapping as in a file: `{name: dirichlet, alpha: 0.1}`; `then` may be text or a mapping."""
+    given = dict(parts)
+    name = given.pop("name", None)
+    if name not in SPELLINGS:
+        raise FedflatError(f"There is no partition '{name}'.{nearest(str(name), SPELLINGS)}")
+    make = SPELLINGS[name].make
+    known = [p for p in inspect.signature(make).parameters if not (name == "hsu" and p == "form")]
+    for key in given:
+        if key not in known:
+            hint = nearest(key, known) if known else " It has no parameters."
+            raise FedflatError(f"The partition {name} has no '{key}'.{hint}")
+    then = given.get("then")
+    if then is not None:
+        given["then"] = parse_partition(then) if isinstance(then, str) else partition_from_parts(then)
+    try:
+        return make(**given)
+    except TypeError:
+        missing = [p for p in known if p not in given]
+        raise FedflatError(f"The partition {name} needs a value for '{missing[0]}'.") from None
+
+
+def partition_parts(text: str) -> dict[str, Any]:
+    """The mapping that stands for a partition's text."""
+    partition = parse_partition(text)
+    name = text.strip().partition("/")[0].split(":")[0]
+    parts = {f.name: getattr(partition, f.name) for f in dataclasses.fields(partition)}  # type: ignore[arg-type]
+    if name == "hsu":
+        parts.pop("form")
+    if "then" in parts:
+        parts["then"] = str(parts["then"])
+    return {"name": name, **parts}

@@ -1,0 +1,158 @@
+"""Commands that show what there is: datasets, models, methods, mechanisms, and how a partition deals data out."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ..experiments.experiment import NATURAL
+from .options import PARTITION_HELP, ClientColumn, Clients, DataDirectory, Download, Target, app, console
+
+
+@app.command()
+def split(
+    dataset: Annotated[
+        str, typer.Argument(help="A dataset by name, a csv or Parquet file, a folder of images.")
+    ],
+    partition: Annotated[str, typer.Argument(help=PARTITION_HELP)],
+    clients: Clients = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw clients and classes.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The picture's file. (default: DATASET-PARTITION.png)")
+    ] = None,
+    data: DataDirectory = None,
+    download: Download = False,
+    target: Target = None,
+    client_column: ClientColumn = None,
+) -> None:
+    """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
+    from ..data.partitions import parse_partition
+    from ..data.split_report import describe, draw
+    from ..experiments.building import read_dataset
+    from ..usual import usual
+
+    loaded = read_dataset(dataset, data, download, target, client_column)
+    chosen = parse_partition(partition)
+    labels = loaded.labels
+    natural = partition.split("/")[-1] in NATURAL
+    number = clients if clients is not None or natural else usual(loaded.name).clients
+    indices = chosen.split(labels, number, seed, loaded.groups)
+    console.print(describe(labels, indices, loaded.classes))
+    if plot or out is not None:
+        name = f"{loaded.name}-{partition}".replace("/", "-").replace(":", "-")
+        title = f"{loaded.name}, {partition}, {len(indices)} clients"
+        path = draw(labels, indices, loaded.classes, out or Path(f"{name}.png"), title)
+        console.print(f"Drawn to {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("datasets")
+def list_datasets(data: DataDirectory = None) -> None:
+    """List the datasets known by name, the files each is read from, and whether it is on this machine."""
+    from ..data.catalogue import SOURCES
+    from ..data.loading import locate
+
+    console.print("[bold]digits[/]  [green]ships with fedflat[/]", highlight=False)
+    for name, source in SOURCES.items():
+        place = locate(source, data)
+        found = f"[green]in {place}[/]" if place else "[yellow]not found[/]"
+        console.print(f"[bold]{name}[/]  {found}", highlight=False, soft_wrap=True)
+        console.print(f"    {source.forms}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command("models")
+def list_models() -> None:
+    """List the models known by name."""
+    from ..models import describe_model, model_names
+
+    for name in model_names():
+        console.print(f"[bold]{name}[/]", highlight=False)
+        console.print(
+            f"    {describe_model(name)}", style="dim", highlight=False, markup=False, soft_wrap=True
+        )
+
+
+@app.command("methods")
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method in detail.")] = None,
+) -> None:
+    """List the methods: paper, vectors down and up per round, passes per step, what is kept."""
+    from ..methods import METHODS
+
+    if name is not None:
+        _describe(name)
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for column in ("method", "down", "up", "F/B"):
+        table.add_column(column, no_wrap=True)
+    for column in ("client keeps", "server keeps", "paper"):
+        table.add_column(column)
+    for function, make in METHODS.items():
+        method, cost = make(), make().cost
+        held = [f"{kept} of every client" for kept in cost.server_per_client]
+        table.add_row(
+            function.replace("_", "-"),
+            " + ".join([str(cost.down), *cost.down_scalars]),
+            str(cost.up),
+            f"{cost.forward}/{cost.backward}",
+            ", ".join(cost.client) or "–",
+            ", ".join(["w", *cost.server, *held]),
+            method.paper,
+        )
+    console.print(table)
+    console.print(
+        "down, up: vectors as large as the model, per active client and round (+ named numbers)\n"
+        "F/B: forward and backward passes per local step\n"
+        "`fedflat methods NAME` shows a method's mechanisms, `fedflat mechanisms` all there are.",
+        style="dim",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("mechanisms")
+def list_mechanisms() -> None:
+    """List the mechanisms that methods are composed of, with their parameters."""
+    from .. import methods as _  # noqa: F401  (importing them registers the mechanisms)
+    from ..mechanism import registry
+
+    for name, kind in sorted(registry.items()):
+        console.print(f"[bold]{name}[/]{_parameters(kind)}", highlight=False)
+        console.print(f"    {_first_line(kind)}", style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def _describe(name: str) -> None:
+    from ..composition import as_method
+    from ..methods import METHODS
+
+    method = as_method(name)
+    make = METHODS.get(name.replace("-", "_").lower())
+    console.print(f"[bold]{method.name}[/]  {method.paper}", highlight=False)
+    if make is not None:
+        console.print(f"{_first_line(make)}", highlight=False, markup=False)
+        console.print(f"{make.__name__}{_parameters(make)}", highlight=False, markup=False)
+    console.print(f"\n= {method}\n", highlight=False, markup=False)
+    for mechanism in method.mechanisms:
+        console.print(f"[bold]{mechanism.name}[/]", highlight=False)
+        text = inspect.cleandoc(type(mechanism).__doc__ or "")
+        console.print(f"{text}\n", highlight=False, markup=False, soft_wrap=True)
+    cost = method.cost
+    console.print(
+        f"{cost.down} vectors down, {cost.up} up; {cost.forward} forward and {cost.backward} backward "
+        f"passes a step; clients keep {', '.join(cost.client) or 'nothing'}",
+        highlight=False,
+    )
+
+
+def _parameters(maker: Any) -> str:
+    shown = [f"{p.name}={p.default!r}" for p in inspect.signature(maker).parameters.values()]
+    return f"({', '.join(shown)})" if shown else ""
+
+
+def _first_line(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().split("\n")[0]

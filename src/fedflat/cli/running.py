@@ -1,0 +1,397 @@
+"""`fedflat run`, `fedflat resume` and `fedflat schema`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ..errors import FedflatError
+from .options import (
+    PARTITION_HELP,
+    ClientColumn,
+    Clients,
+    DataDirectory,
+    Download,
+    Target,
+    app,
+    console,
+    usually,
+)
+
+if TYPE_CHECKING:
+    from ..data.federation import Federation
+    from ..experiments.experiment import Experiment
+    from ..training import Run
+
+DEMO = ("fedgmt", "fedavg", "fedsam")
+SHARPNESS_SAMPLES = 2000
+"""Training samples, evenly spaced over the clients, on which the summary measures sharpness."""
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another value for any key of the experiment, such as local.lr=0.05."),
+]
+
+
+@app.command()
+def run(
+    file: Annotated[
+        Path | None, typer.Argument(help="An experiment file (.yaml or .toml); options change it.")
+    ] = None,
+    set_: Set = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            "-m",
+            help="A method (fedgmt, fedsam(rho=0.1)) or a composition of mechanisms "
+            '("local-ascent(rho=0.05) + control-variates"). Repeat it to compare several on the same split. '
+            "(default: fedgmt beside fedavg and fedsam)",
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="A dataset by name (`fedflat datasets` lists them), a csv or Parquet file, or a folder of "
+            "images. (default: digits)"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"The model; `fedflat models` lists them. {usually('model')}")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help=f"{PARTITION_HELP} (default: dirichlet:0.1)")] = None,
+    clients: Clients = None,
+    augment: Annotated[
+        str | None,
+        typer.Option(
+            help="How training images are augmented: none, crop-flip, fedwmsam, fedgmt-paper, "
+            "fedgmt-code. (default: what is usual for the dataset)"
+        ),
+    ] = None,
+    data: DataDirectory = None,
+    download: Download = False,
+    target: Target = None,
+    client_column: ClientColumn = None,
+    per_round: Annotated[
+        int | None, typer.Option(help=f"Clients that take part in a round. {usually('per_round')}", min=1)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help=f"Communication rounds. {usually('rounds')}", min=1)
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help=f"Local learning rate. {usually('lr')}")] = None,
+    lr_decay: Annotated[
+        float | None, typer.Option(help="Factor on the learning rate every round. (default: 1)")
+    ] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="Local SGD momentum, anew every round. (default: 0)")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Local weight decay. (default: 0)")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="Clip the local direction to this norm.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help=f"Local epochs per round. {usually('epochs')}", min=1)
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Local steps per round, instead of epochs.")] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help=f"Local batch size; 0 is the full batch. {usually('batch_size')}", min=0),
+    ] = None,
+    weighting: Annotated[
+        str | None,
+        typer.Option(
+            help="Average client updates by their number of samples, or uniform. (default: samples)"
+        ),
+    ] = None,
+    evaluate: Annotated[
+        str | None,
+        typer.Option(
+            help="Test the server's next model (server) or the clients' plain average (average). (default: server)"
+        ),
+    ] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(help="Test after every so many rounds. (default: 1)", min=1)
+    ] = None,
+    bad_uploads: Annotated[
+        str | None,
+        typer.Option(help="An upload with NaN or a wrong shape: skip it or stop. (default: skip)"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random. (default: 0)")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Where clients run: inprocess, or workers, a process per core with the same result. "
+            "(default: inprocess for small data, else workers)"
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of worker processes. (default: one per core)", min=1)
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads of this process; above 1 results depend on the number. (default: 1)", min=1
+        ),
+    ] = None,
+    state_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for what is kept per client, such as 2GiB; the rest is on disk, in --out or TMPDIR. "
+            "(default: all)"
+        ),
+    ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Send metrics to tensorboard, wandb, mlflow or trackio as well; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for metrics, checkpoints and the trained model. (default: none; for a file, "
+            "runs/ and its name)"
+        ),
+    ] = None,
+) -> None:
+    """Train. Without options: FedGMT beside FedAvg and FedSAM on handwritten digits, in seconds."""
+    options: dict[str, Any] = {
+        "dataset": dataset,
+        "model": model,
+        "partition": partition,
+        "clients": clients,
+        "augment": augment,
+        "data": None if data is None else str(data),
+        "download": download or None,
+        "target": target,
+        "client_column": client_column,
+        "participation": per_round,
+        "rounds": rounds,
+        "local.lr": lr,
+        "local.lr_decay": lr_decay,
+        "local.momentum": momentum,
+        "local.weight_decay": weight_decay,
+        "local.clip_norm": clip_norm,
+        "local.epochs": epochs,
+        "local.steps": steps,
+        "local.batch_size": "full" if batch_size == 0 else batch_size,
+        "weighting": weighting,
+        "evaluate": evaluate,
+        "eval_every": eval_every,
+        "bad_uploads": bad_uploads,
+        "seed": seed,
+        "engine": _engine(engine, workers),
+        "threads": threads,
+        "state_memory": state_memory,
+        "trackers": track,
+    }
+    base = _load(file, {name: value for name, value in options.items() if value is not None}, set_)
+    if file is not None and out is None:
+        out = Path("runs") / file.stem
+    usual: list[Any] = list(DEMO) if file is None else [base.method]
+    wanted: list[Any] = list(method) if method else usual
+    seeds = base.seed if isinstance(base.seed, list) else [base.seed]
+    experiments = [base.model_copy(update={"method": one, "seed": seed}) for seed in seeds for one in wanted]
+    _check_methods(wanted)
+    runs = _run_all(experiments, out)
+    if method is None and file is None:
+        console.print(
+            "\nWhere to go next\n"
+            "  fedflat methods                    every method, what it sends, keeps and costs\n"
+            "  fedflat run --method fedwmsam      one method; fedflat run --help lists the options\n"
+            '  fedflat run --method "fedgmt + local-ascent(rho=0.05)"   a method nobody has published\n'
+            "  README.md                          ten lines of Python, and how to write a mechanism",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if out is not None and runs:
+        console.print(f"\nWritten to {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of an interrupted run.")],
+    rounds: Annotated[
+        int | None, typer.Option(help="Another number of rounds: a finished run is trained on.", min=1)
+    ] = None,
+) -> None:
+    """Go on with a run after Ctrl-C, a crash or a power cut: the result has the same bits as without it."""
+    from ..experiments.running import experiment_of, is_done
+
+    experiment = experiment_of(directory)
+    if rounds is not None:
+        experiment = experiment.model_copy(update={"rounds": rounds})
+    if is_done(directory, experiment.rounds):
+        console.print(f"{directory} is done: nothing is left of its {experiment.rounds} rounds.")
+        return
+    _run_all([experiment], directory, resuming=True)
+    console.print(f"\nWritten to {directory}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of experiment files; editors complete keys with it."""
+    from ..experiments.experiment import Experiment
+
+    print(json.dumps(Experiment.model_json_schema(), indent=2))
+
+
+def _load(file: Path | None, options: dict[str, Any], given: list[str] | None) -> Experiment:
+    from ..experiments.reading import (
+        changed,
+        load_experiment,
+        make_experiment,
+        parse_changes,
+        parse_value,
+    )
+
+    changes = {**options, **{key: parse_value(text) for key, text in parse_changes(given or []).items()}}
+    if file is not None:
+        return load_experiment(file, changes)
+    return make_experiment(changed({}, changes))
+
+
+def _check_methods(methods: list[Any]) -> None:
+    """All of them, before the first one is trained."""
+    from ..composition import as_method
+
+    for method in methods:
+        as_method(method)
+
+
+def _run_all(experiments: list[Experiment], out: Path | None, resuming: bool = False) -> list[Run]:
+    """Train one after the other on the same data, and show the outcome."""
+    from ..composition import as_method
+    from ..experiments.building import make_federation
+    from ..experiments.running import run_experiment, stopping_at_round_end
+    from ..progress import RunProgress
+
+    runs: list[Run] = []
+    federation: Federation | None = None
+    last_seed: Any = None
+    for experiment in experiments:
+        filled = experiment.filled()
+        if federation is None or filled.seed != last_seed:
+            federation = make_federation(filled, filled.seed if isinstance(filled.seed, int) else 0)
+            last_seed = filled.seed
+            _announce(filled, federation)
+        label = as_method(filled.method).name
+        directory = out if resuming else _directory(out, label, filled, experiments)
+        rounds = filled.rounds or 1
+        with (
+            RunProgress(console, label, rounds) as progress,
+            stopping_at_round_end(progress.announce_stop) as stop,
+            _notices(),
+        ):
+            run = run_experiment(filled, directory, resuming, progress.update, stop, federation)
+        if len(run.history) < rounds:
+            _interrupted(directory, len(run.history), rounds)
+        runs.append(run)
+    assert federation is not None
+    console.print(_summary(runs, federation))
+    console.print(
+        "Accuracy on the test set, at the end and as the mean of the last 10 tests. Sharpness of the global\n"
+        f"training loss (rho 0.05, at most {SHARPNESS_SAMPLES:,} samples). Passes that the method makes and, in\n"
+        "brackets, those that fedflat did not have to compute; traffic and training time of all clients together.",
+        style="dim",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return runs
+
+
+def _announce(filled: Experiment, federation: Federation) -> None:
+    from ..experiments.building import make_partition
+
+    local = filled.local
+    length = f"{local.epochs} epochs" if local.steps is None else f"{local.steps} steps"
+    active = f"{filled.participation} a round"
+    console.print(
+        f"{federation.name}, {federation.samples:,} samples over {len(federation)} clients by "
+        f"{make_partition(filled.partition)}, {active}, {filled.rounds} rounds of {length}, "
+        f"batch {local.batch_size}, lr {local.lr:g}, model {filled.model}, seed {filled.seed}"
+        + (f" ({federation.note})" if federation.note else ""),
+        style="dim",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _notices() -> Iterator[None]:
+    """Show what a run warns about as sentences."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for sentence in dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning):
+                console.print(f"[yellow]Note:[/] {sentence}", highlight=False, soft_wrap=True)
+
+
+def _interrupted(directory: Path | None, done: int, rounds: int) -> None:
+    if directory is None:
+        console.print(f"Stopped after round {done} of {rounds}; without --out nothing is kept.")
+    else:
+        console.print(
+            f"Stopped after round {done} of {rounds}. Go on with\n  fedflat resume {directory}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    raise typer.Exit(130)
+
+
+def _engine(name: str | None, workers: int | None) -> str | None:
+    if workers is None:
+        return name
+    if name not in (None, "workers"):
+        raise FedflatError(f"--workers {workers} goes with --engine workers, not with {name}.")
+    return f"workers:{workers}"
+
+
+def _directory(
+    out: Path | None, name: str, experiment: Experiment, experiments: list[Experiment]
+) -> Path | None:
+    """One directory for one run; one in it for each of several."""
+    if out is None or len(experiments) == 1:
+        return out
+    part = "".join(c if c.isalnum() or c in "-.=" else "_" for c in name.lower())
+    several = len({str(e.seed) for e in experiments}) > 1
+    return out / (f"{part}-seed{experiment.seed}" if several else part)
+
+
+def _summary(runs: list[Run], federation: Federation) -> Table:
+    from ..flatness.sharpness import sharpness
+
+    everything = federation.union().thinned(SHARPNESS_SAMPLES)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("method")
+    for column in ("accuracy", "last 10", "sharpness", "passes F/B", "MB down/up", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    best = max((r.accuracy or 0.0) for r in runs)
+    for one in runs:
+        late = [row["accuracy"] for row in one.history if row["accuracy"] is not None][-10:]
+        accuracy = "–" if one.accuracy is None else f"{one.accuracy:.1%}"
+        mark = "bold green" if len(runs) > 1 and one.accuracy == best else ""
+        table.add_row(
+            one.method.name,
+            f"[{mark}]{accuracy}[/]" if mark else accuracy,
+            f"{sum(late) / len(late):.1%}" if late else "–",
+            f"{sharpness(one.model, everything):.4f}",
+            _passes(one),
+            f"{one.total('bytes_down') / 1e6:,.0f}/{one.total('bytes_up') / 1e6:,.0f}",
+            f"{one.total('seconds'):.1f}",
+        )
+    return table
+
+
+def _passes(run: Run) -> str:
+    """What the method makes, and in brackets what of it was spared."""
+    made = f"{run.total('forward'):,.0f}/{run.total('backward'):,.0f}"
+    spared = run.total("spared_forward"), run.total("spared_backward")
+    return f"{made} (−{spared[0]:,.0f}/{spared[1]:,.0f})" if any(spared) else made

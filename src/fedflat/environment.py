@@ -1,0 +1,61 @@
+"""Where a run took place: versions, machine, and the state of the code around it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "numpy", "safetensors", "ray", "flwr")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, the machine without its name, and the git commit of the working directory."""
+    from . import __version__
+
+    return {
+        "fedflat": __version__,
+        "python": platform.python_version(),
+        **{name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
+        "git": _git(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit, and whether tracked files differ from it; None outside of a repository."""
+    commit = _run_git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _run_git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed": bool(changes)}
+
+
+def _run_git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

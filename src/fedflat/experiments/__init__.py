@@ -1,0 +1,1 @@
+"""Experiments as files: one of them, sweeps over many, comparisons, and the papers' own."""

@@ -1,0 +1,108 @@
+"""From what an experiment says to the things it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..data import dataset_names, federate, load_dataset
+from ..data.dataset import Dataset
+from ..data.federation import Federation
+from ..data.own import read_images, read_table
+from ..data.partitions import Partition, parse_partition
+from ..data.partitions.text import partition_from_parts
+from ..errors import FedflatError, nearest
+from ..local import LocalSGD
+from ..models import model_names
+from ..participation import Bernoulli, Everyone, Participation, Schedule, Uniform
+from .experiment import Experiment, LocalSection
+
+
+def make_sgd(local: LocalSection) -> LocalSGD:
+    """The clients' optimiser."""
+    settings = local.model_dump()
+    size = settings.pop("batch_size")
+    return LocalSGD(**settings, batch_size=None if size == "full" else size)
+
+
+def make_participation(given: int | str | list[list[int]] | None) -> Participation:
+    """Who takes part."""
+    if given is None or given == "everyone":
+        return Everyone()
+    if isinstance(given, int):
+        return Uniform(given)
+    if isinstance(given, list):
+        return Schedule(given)
+    name, _, value = given.partition(":")
+    try:
+        if name == "uniform":
+            return Uniform(int(value))
+        if name == "bernoulli":
+            return Bernoulli(float(value))
+    except ValueError:
+        pass
+    raise FedflatError(
+        f"'{given}' is not possible: write a number of clients, everyone, bernoulli:0.1 or a list of clients "
+        "for every round."
+    )
+
+
+def make_partition(given: str | dict[str, Any]) -> Partition:
+    """How data is dealt out, from its text or its parts."""
+    return parse_partition(given) if isinstance(given, str) else partition_from_parts(given)
+
+
+def check_dataset(experiment: Experiment) -> None:
+    """Whether there is such a dataset, without reading it."""
+    name = experiment.dataset
+    path = Path(name)
+    if path.is_file() and experiment.target is None:
+        raise FedflatError(f"which column of {path} is the class? Say it with target (--target COLUMN).")
+    if path.exists() or name.replace("_", "-").lower() in dataset_names():
+        return
+    if path.suffix in (".csv", ".parquet"):
+        raise FedflatError(f"there is no file {path}.")
+    if len(path.parts) > 1:
+        raise FedflatError(f"there is no file or folder {path}.")
+    raise FedflatError(f"there is no dataset '{name}'.{nearest(name, dataset_names())}")
+
+
+def check_model(name: str) -> None:
+    """Whether there is such a model."""
+    bare = name.partition(":")[0]
+    if bare not in model_names():
+        raise FedflatError(f"there is no model '{bare}'.{nearest(bare, model_names())}")
+
+
+def read_dataset(
+    name: str,
+    data: str | Path | None = None,
+    download: bool = False,
+    target: str | None = None,
+    client_column: str | None = None,
+) -> Dataset:
+    """A named dataset, or a person's own file or folder."""
+    path = Path(name)
+    if path.is_file():
+        if target is None:
+            raise FedflatError(f"Which column of {path} is the class? Say it with --target COLUMN.")
+        return read_table(path, target, client_column)
+    if path.is_dir() and (path.name != name or name.replace("_", "-").lower() not in dataset_names()):
+        return read_images(path)
+    if path.suffix in (".csv", ".parquet"):
+        raise FedflatError(f"There is no file {path}.")
+    return load_dataset(name, data, download)
+
+
+def make_federation(experiment: Experiment, seed: int) -> Federation:
+    """The dataset, dealt out."""
+    experiment = experiment.filled()
+    dataset = read_dataset(
+        experiment.dataset,
+        experiment.data,
+        experiment.download,
+        experiment.target,
+        experiment.client_column,
+    )
+    partition = make_partition(experiment.partition)
+    return federate(dataset, partition, experiment.clients, seed, experiment.augment)

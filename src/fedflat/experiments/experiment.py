@@ -1,0 +1,114 @@
+"""What an experiment file says. Importing this does not import torch.
+
+Keys are the arguments of `fedflat.federate` and `fedflat.train`; what is left out is what is usual for the dataset.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..usual import usual
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Seed = Annotated[int, Field(ge=0, strict=True)]
+
+NATURAL = ("by-user", "by-domain")
+"""Partitions that know the number of clients themselves."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LocalSection(_Section):
+    """The clients' optimiser."""
+
+    lr: Positive | None = Field(default=None, description="learning rate")
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="factor on lr every round")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of SGD, anew every round")
+    weight_decay: NotNegative = 0.0
+    epochs: Count | None = Field(default=None, description="over the client's samples, every round")
+    steps: Count | None = Field(default=None, description="instead of epochs")
+    batch_size: Count | Literal["full"] | None = None
+    clip_norm: Positive | None = Field(default=None, description="of the local direction or gradient")
+    clip_stage: Literal["direction", "gradient"] = "direction"
+
+
+class Experiment(_Section):
+    """One experiment: data, how it is dealt out, model, method, local training, rounds."""
+
+    dataset: str = Field(default="digits", description="a name, a csv or Parquet file, or a folder of images")
+    data: str | None = Field(default=None, description="directory that holds the dataset")
+    download: bool = Field(default=False, description="whether the dataset may be downloaded")
+    target: str | None = Field(default=None, description="of a table: the column with the class")
+    client_column: str | None = Field(
+        default=None, description="of a table: the column that says whose row it is"
+    )
+    augment: str | None = Field(default=None, description="how training images are augmented")
+    partition: str | dict[str, Any] = Field(
+        default="dirichlet:0.1", description="such as dirichlet:0.1, or {name: dirichlet, alpha: 0.1}"
+    )
+    clients: Count | None = None
+    model: str | None = Field(
+        default=None, description="a model's name, or name:file for weights to start from"
+    )
+    method: str | dict[str, Any] | list[Any] = Field(
+        default="fedgmt",
+        description="a name, a composition of mechanisms, or a list of {name: {parameter: value}}",
+    )
+    local: LocalSection = LocalSection()
+    participation: Count | str | list[list[int]] | None = Field(
+        default=None,
+        description="clients per round, everyone, bernoulli:0.1, or a list of clients for every round",
+    )
+    rounds: Count | None = None
+    weighting: Literal["samples", "uniform"] = "samples"
+    evaluate: Literal["server", "average"] = "server"
+    eval_every: Count = 1
+    buffers: Literal["average", "local", "server", "reset"] = "average"
+    bad_uploads: Literal["skip", "stop"] = "skip"
+    seed: Seed | list[Seed] = Field(default=0, description="of everything random; a list is one run for each")
+    engine: str | None = Field(default=None, description="inprocess, workers or workers:3")
+    threads: Count = 1
+    state_memory: str | None = Field(default=None, description="for what is kept per client, such as 2GiB")
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    checkpoint_every: Count | None = Field(
+        default=None, description="rounds; by default less than 2 % of the time"
+    )
+    trackers: list[str] = Field(default=[], description="tensorboard, wandb, mlflow, trackio")
+
+    def filled(self) -> Experiment:
+        """With what is usual for the dataset where nothing is said."""
+        plan = usual(self.dataset)
+        local = self.local
+        given_length = local.epochs is not None or local.steps is not None
+        local = local.model_copy(
+            update={
+                "lr": plan.lr if local.lr is None else local.lr,
+                "epochs": local.epochs if given_length else plan.epochs,
+                "steps": local.steps if given_length else plan.steps,
+                "batch_size": plan.batch_size if local.batch_size is None else local.batch_size,
+            }
+        )
+        dealt = self.partition
+        natural = (dealt.split("/")[-1] if isinstance(dealt, str) else dealt.get("name")) in NATURAL
+        clients = self.clients if self.clients is not None or natural else plan.clients
+        per_round = plan.per_round if clients is None else min(plan.per_round, clients)
+        return self.model_copy(
+            update={
+                "local": local,
+                "clients": clients,
+                "model": self.model or plan.model,
+                "participation": per_round if self.participation is None else self.participation,
+                "rounds": self.rounds or plan.rounds,
+            }
+        )
+
+    def written(self) -> dict[str, Any]:
+        """As plain values, without what is not set."""
+        return self.model_dump(mode="json", exclude_none=True, exclude_defaults=False)

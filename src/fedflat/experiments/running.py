@@ -1,0 +1,122 @@
+"""Running an experiment, and going on with one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..composition import as_method
+from ..data.federation import Federation
+from ..errors import FedflatError
+from ..rundirectory import read_metrics, read_settings
+from ..trackers import Trackers
+from ..training import Round, Run, train
+from ..usual import USUAL
+from .building import make_federation, make_participation, make_sgd
+from .experiment import Experiment
+from .reading import load_experiment
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: Callable[[Round], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    federation: Federation | None = None,
+) -> Run:
+    """Train as an experiment with one seed says; `federation` spares loading it, if it is there already."""
+    if isinstance(experiment.seed, list):
+        raise FedflatError(f"This is one run: choose one of the seeds {experiment.seed}.")
+    filled = experiment.filled()
+    seed = experiment.seed
+    federation = federation or make_federation(filled, seed)
+    method = as_method(filled.method)
+    with Trackers(filled.trackers, method.name, filled.written(), out) as trackers:
+
+        def report(round: Round) -> None:
+            trackers.round(round.row())
+            if on_round is not None:
+                on_round(round)
+
+        return train(
+            federation,
+            filled.model or "mlp",
+            method,
+            local=make_sgd(filled.local),
+            participation=make_participation(filled.participation),
+            rounds=filled.rounds or 1,
+            weighting=filled.weighting,
+            evaluate=filled.evaluate,
+            eval_every=filled.eval_every,
+            seed=seed,
+            dtype=getattr(torch, filled.dtype),
+            device=filled.device,
+            engine=filled.engine or usual_engine(filled),
+            buffers=filled.buffers,
+            on_bad_upload=filled.bad_uploads,
+            out=out,
+            on_round=report,
+            threads=filled.threads,
+            state_memory=filled.state_memory,
+            resume=resume,
+            checkpoint_every=filled.checkpoint_every,
+            stop=stop,
+            experiment=filled.written(),
+        )
+
+
+def usual_engine(experiment: Experiment) -> str:
+    """Worker processes where it pays: the papers' datasets are known to be large enough."""
+    small = experiment.dataset == "digits" or experiment.dataset not in USUAL
+    return "inprocess" if small else "workers"
+
+
+def experiment_of(run: str | Path) -> Experiment:
+    """The experiment that a run directory holds."""
+    path = Path(run) / "experiment.yaml"
+    if not path.exists():
+        read_settings(run)
+        raise FedflatError(
+            f"{run} was not started from the command line or an experiment: go on with it in Python, with the same "
+            f"arguments and train(..., out='{run}', resume=True)."
+        )
+    return load_experiment(path)
+
+
+def is_done(run: str | Path, rounds: int | None = None) -> bool:
+    """Whether a run directory holds a finished run, of at least so many rounds."""
+    if not (Path(run) / "model.safetensors").exists():
+        return False
+    settings = read_settings(run)
+    return "finished" in settings and len(read_metrics(run)) >= (rounds or settings["rounds"])
+
+
+@contextmanager
+def stopping_at_round_end(announce: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: once ends the run after the round, twice at once."""
+    asked = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        asked = True
+        announce()
+
+    try:
+        before: Any = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not the main thread: whoever is decides
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

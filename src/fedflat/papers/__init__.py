@@ -1,0 +1,1 @@
+"""The papers' experiments and published numbers, one file per paper."""

@@ -1,0 +1,279 @@
+"""A run on disk: it explains itself, survives a crash at any byte, and can be gone on with.
+
+    experiment.yaml         the experiment, complete, where there is one
+    run.json                settings, environment, when it began and ended
+    metrics.jsonl           one line per round
+    checkpoints/            the server after the last rounds, the latest two
+    state/                  what is kept per client, as of the same rounds
+    model.safetensors       the trained model, when the run is done
+    log.txt                 what happened, with times
+
+One process at a time writes to it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import yaml
+from safetensors.torch import save
+from torch import nn
+
+from .checkpoint import read_checkpoint, write_checkpoint
+from .environment import environment
+from .errors import FedflatError
+from .files import Lock, explained, replace_file
+from .server import Server
+from .store import ClientStore
+
+FORMAT = 1
+"""Of the directory; raise it when a reader of old ones would stumble."""
+PAUSE = 5.0
+"""Seconds at least between two checkpoints, if nothing else is asked for."""
+SHARE = 60
+"""Between two checkpoints at least so many times what one takes: 1.7 % of the run."""
+
+
+class RunDirectory:
+    """Where a run writes; with `resume=True` a run that is there already is gone on with.
+
+    `settings` says what the run is. To go on, those must be the same, except for `rounds` and what is below `"how"`,
+    which does not change the numbers.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        settings: dict[str, Any],
+        resume: bool = False,
+        checkpoint_every: int | None = None,
+        experiment: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.notices: list[str] = []
+        """what a person should know about going on"""
+        self._every = checkpoint_every
+        self._cost, self._last = 0.0, time.monotonic()
+        self._metrics: IO[str] | None = None
+        self._settings, self._experiment = settings, experiment
+        try:
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path / "lock")
+        except OSError as problem:
+            raise FedflatError(
+                f"Cannot write to {self.path} ({problem.strerror}). Choose another directory."
+            ) from None
+        if not self._lock.acquire():
+            raise FedflatError(
+                f"Another process is writing to {self.path}. Wait for it, or choose another directory."
+            )
+        try:
+            self._open(resume)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, resume: bool) -> None:
+        begun = (self.path / "metrics.jsonl").exists()
+        if begun and not resume:
+            raise FedflatError(
+                f"{self.path} already holds a run. Go on with it (`fedflat resume {self.path}`), choose another "
+                "directory, or remove this one."
+            )
+        if begun:
+            self._check_same(read_settings(self.path))
+        self._about = {
+            "format": FORMAT,
+            **self._settings,
+            "environment": environment(),
+            "started": _now(),
+        }
+        replace_file(self.path / "run.json", _json(self._about))
+        if self._experiment is not None:
+            text = yaml.safe_dump(dict(self._experiment), sort_keys=False)
+            replace_file(self.path / "experiment.yaml", text.encode())
+
+    def _check_same(self, before: dict[str, Any]) -> None:
+        for name, value in self._settings.items():
+            if name in ("rounds", "how"):
+                continue
+            was = before.get(name)
+            if was != json.loads(json.dumps(value)):
+                raise FedflatError(
+                    f"{self.path} holds a run with {name} {was}, not {value}. "
+                    "Choose another directory, or give the same settings."
+                )
+
+    # -- going on ----------------------------------------------------------------------------------
+
+    def open_state(
+        self, server: Server, budget: int | None, device: torch.device | str
+    ) -> tuple[ClientStore, list[dict[str, Any]]]:
+        """Put the server where the last sound checkpoint left it; the clients' store and the rows until then."""
+        found = sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
+        for path in found:
+            try:
+                vectors, numbers = read_checkpoint(path)
+                stores = [
+                    ClientStore(self.path / "state" / side, budget, device, path.stem)
+                    for side in ("clients", "server")
+                ]
+                for store in stores:
+                    store.verify()
+            except FedflatError as problem:
+                self.notice(f"{problem} Going back to the checkpoint before it.")
+                continue
+            done = numbers.pop("rounds done")
+            rows = self._cut_metrics(done)
+            if len(rows) < done:
+                raise FedflatError(
+                    f"{self.path / 'metrics.jsonl'} has {len(rows)} rounds, the checkpoint {done}; lines were "
+                    "removed. Put them back, or start anew in another directory."
+                )
+            server.restore(vectors, numbers)
+            clients, server.per_client = stores
+            self.log(f"going on after round {done}")
+            return clients, rows
+        if found:
+            raise FedflatError(
+                f"No checkpoint in {self.path} is sound. Remove the directory to start anew, or use another."
+            )
+        clients, server.per_client = (
+            ClientStore(self.path / "state" / side, budget, device) for side in ("clients", "server")
+        )
+        self._cut_metrics(0)
+        self.log("started")
+        return clients, []
+
+    def _cut_metrics(self, done: int) -> list[dict[str, Any]]:
+        """The rows of the rounds before `done`, which alone stay in the file."""
+        path = self.path / "metrics.jsonl"
+        rows = [row for row in read_metrics(self.path) if row["index"] < done] if path.exists() else []
+        replace_file(path, b"".join(_line(row) for row in rows))
+        with explained(f"{path} cannot be written"):
+            self._metrics = path.open("a")
+        return rows
+
+    # -- during the run ----------------------------------------------------------------------------
+
+    def round(self, row: dict[str, Any]) -> None:
+        """Append one round."""
+        assert self._metrics is not None
+        with explained(f"{self.path / 'metrics.jsonl'} cannot be written. {self._intact()}"):
+            self._metrics.write(_line(row).decode())
+            self._metrics.flush()
+        for sentence in row.get("rejected", ()):
+            self.log(f"upload refused: {sentence}")
+
+    def due(self, done: int) -> bool:
+        """Whether it is time for a checkpoint."""
+        if self._every is not None:
+            return done % self._every == 0
+        return time.monotonic() - self._last >= max(PAUSE, SHARE * self._cost)
+
+    def checkpoint(self, server: Server, clients: ClientStore, done: int) -> None:
+        """Keep everything as it is after `done` rounds, beside the checkpoint before."""
+        assert self._metrics is not None
+        began = time.monotonic()
+        name = f"round-{done:07d}"
+        place = self.path / "checkpoints"
+        try:
+            with explained(f"{self.path / 'metrics.jsonl'} cannot be written"):
+                os.fsync(self._metrics.fileno())
+            clients.checkpoint(name)
+            server.per_client.checkpoint(name)
+            vectors, numbers = server.snapshot()
+            write_checkpoint(place / f"{name}.safetensors", vectors, {"rounds done": done, **numbers})
+        except FedflatError as problem:
+            raise FedflatError(f"{problem} {self._intact()}") from problem
+        for old in sorted(place.glob("round-*.safetensors"))[:-2]:
+            old.unlink()
+        self._last = time.monotonic()
+        self._cost = self._last - began
+
+    def _intact(self) -> str:
+        return f"Earlier checkpoints are intact: make room, then `fedflat resume {self.path}`."
+
+    def finish(self, module: nn.Module) -> None:
+        """Write the trained model."""
+        weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
+        replace_file(self.path / "model.safetensors", save(weights))
+        replace_file(self.path / "run.json", _json({**self._about, "finished": _now()}))
+        self.log("finished")
+
+    def notice(self, sentence: str) -> None:
+        """Say something that a person should know, and log it."""
+        self.notices.append(sentence)
+        self.log(sentence)
+
+    def log(self, sentence: str) -> None:
+        """Add a line to the log."""
+        with (
+            explained(f"{self.path / 'log.txt'} cannot be written"),
+            (self.path / "log.txt").open("a") as file,
+        ):
+            file.write(f"{_now()} {sentence}\n")
+
+    def close(self) -> None:
+        """Let other processes write here."""
+        if self._metrics is not None:
+            self._metrics.close()
+        self._lock.release()
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """What `run.json` says."""
+    file = Path(path) / "run.json"
+    if not file.exists():
+        raise FedflatError(f"{path} is not a run: there is no {file.name} in it.")
+    try:
+        with explained(f"{file} cannot be read"):
+            settings: dict[str, Any] = json.loads(file.read_text())
+    except json.JSONDecodeError as problem:
+        raise FedflatError(f"{file} cannot be read: {problem}.") from None
+    if settings.get("format", 0) > FORMAT:
+        raise FedflatError(f"{path} was written by a newer version of fedflat; use that one to read it.")
+    return settings
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """One row per round; a last line that a crash cut off is left out."""
+    file = Path(path) / "metrics.jsonl"
+    with explained(f"{file} cannot be read"):
+        lines = file.read_text().splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise FedflatError(f"{file}, line {number}, is not JSON; was it edited?") from None
+    return rows
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(_finite(value), indent=2) + "\n").encode()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity as null: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
