@@ -1,1 +1,146 @@
-"""To come."""
+"""`fedflat papers` and `fedflat reproduce`: the papers' tables and figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ..errors import FedflatError
+from .options import app, console
+from .sweeping import GridProgress, _seeds
+
+if TYPE_CHECKING:
+    from ..experiments.sweep import Cell
+
+
+@app.command("papers")
+def list_papers(
+    paper: Annotated[
+        str | None, typer.Argument(help="Only this one: fedgmt, fedwmsam, fednsam, fedgf.")
+    ] = None,
+) -> None:
+    """List the tables and figures of the papers that `fedflat reproduce` knows, with what they cost."""
+    from ..experiments.presets import presets
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("preset", no_wrap=True)
+    table.add_column("what")
+    for column in ("published", "runs", "core hours"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for preset in presets(paper):
+        runs, hours = preset.cost()
+        published = sum(c.published is not None or bool(c.note) for c in preset.cells())
+        table.add_row(preset.key, preset.title, str(published or "–"), str(runs), f"{hours:,.0f}")
+    console.print(table)
+    console.print(
+        "published: numbers with a run of ours beside them. Core hours: a rough estimate for one core of a usual\n"
+        "machine. `fedflat reproduce fedwmsam/table1 --cells fashion-mnist` runs some cells, `--scale small` tries\n"
+        "all of them in minutes.",
+        style="dim",
+        highlight=False,
+    )
+
+
+@app.command()
+def reproduce(
+    preset: Annotated[str, typer.Argument(help="Such as fedwmsam/table1; `fedflat papers` lists them.")],
+    cells: Annotated[
+        str | None, typer.Option(help="Only these columns, or those that begin so: fashion-mnist.")
+    ] = None,
+    rows: Annotated[str | None, typer.Option(help="Only these rows: FedAvg,FedSAM.")] = None,
+    add: Annotated[
+        str | None, typer.Option(help="Further methods, beside the paper's: fedgmt,fednsam.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="full, as in the paper, or small, to see in minutes that it runs.")
+    ] = "full",
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which.")] = "1",
+    jobs: Annotated[int, typer.Option(help="Runs at a time, each on a core of its own.", min=1)] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for the runs. (default: runs/PRESET, or runs/PRESET-small)")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory that holds the datasets.")] = None,
+) -> None:
+    """Run cells of a paper's table and print ours beside theirs. The same command goes on where it was stopped."""
+    from ..experiments.presets import choose, find_preset
+    from ..experiments.reproducing import added, plan_runs, tabulate
+    from ..experiments.running import stopping_at_round_end
+    from ..experiments.sweep import run_cells
+
+    if scale not in ("full", "small"):
+        raise FedflatError(f"--scale {scale}: write full or small.")
+    found = find_preset(preset)
+    chosen = choose(found.cells(), _words(cells), _words(rows))
+    chosen += added(chosen, _words(add))
+    place = out or Path("runs") / (preset if scale == "full" else f"{preset}-small")
+    planned = plan_runs(chosen, place, scale, _seeds(seeds, 0), None if data is None else str(data))
+    runs: dict[str, Cell] = {cell.name: cell for _, per_seed in planned for cell in per_seed}
+    console.print(
+        f"{found.where} of {found.paper}: {found.title}. {len(chosen)} cells, {len(runs)} runs.",
+        soft_wrap=True,
+    )
+    with (
+        GridProgress([cell.experiment.filled().rounds or 1 for cell in runs.values()]) as progress,
+        stopping_at_round_end(progress.announce_stop) as stop,
+    ):
+        failed = run_cells(list(runs.values()), jobs, progress, stop)
+        interrupted = stop()
+    results = tabulate(planned)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "comparison.json").write_text(json.dumps(results, indent=1) + "\n")
+    _show(results, scale)
+    for note in [*found.notes, *(f"{c.row}, {c.column}: {c.misprint}" for c in chosen if c.misprint)]:
+        console.print(f"• {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    for name, problem in failed.items():
+        console.print(f"[red]{name}:[/] {problem}", highlight=False, soft_wrap=True)
+    if interrupted:
+        console.print("Interrupted; the same command goes on.")
+        raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _words(text: str | None) -> list[str]:
+    from ..experiments.reading import split_values
+
+    return [str(word) for word in split_values(text)] if text else []
+
+
+def _show(results: list[dict[str, Any]], scale: str) -> None:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for column in ("method", "setting", "statistic"):
+        table.add_column(column)
+    for column in ("ours", "paper", "difference"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for result in results:
+        ours, theirs = (
+            _number(result["ours"], result["ours_std"]),
+            _number(result["paper"], result["paper_std"]),
+        )
+        gap = None
+        if result["ours"] is not None and result["paper"] is not None:
+            gap = result["ours"] - result["paper"]
+        table.add_row(
+            result["row"],
+            result["column"],
+            result["statistic"],
+            ours,
+            result["paper_note"] or theirs,
+            "–" if gap is None or scale == "small" else f"{gap:+.4g}",
+        )
+    console.print(table)
+    if scale == "small":
+        console.print(
+            "A small scale shows that everything runs; its numbers are not to be compared.", style="dim"
+        )
+
+
+def _number(value: float | None, deviation: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" + (f" ± {deviation:.2g}" if deviation is not None else "")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..data import dataset_names, federate, load_dataset
+from ..data.catalogue import SOURCES
 from ..data.dataset import Dataset
 from ..data.federation import Federation
+from ..data.loading import locate
 from ..data.own import read_images, read_table
 from ..data.partitions import Partition, parse_partition
 from ..data.partitions.text import partition_from_parts
+from ..data.standin import SHAPES, stand_in
 from ..errors import FedflatError, nearest
 from ..local import LocalSGD
 from ..models import model_names
@@ -97,12 +103,25 @@ def read_dataset(
 def make_federation(experiment: Experiment, seed: int) -> Federation:
     """The dataset, dealt out."""
     experiment = experiment.filled()
-    dataset = read_dataset(
-        experiment.dataset,
-        experiment.data,
-        experiment.download,
-        experiment.target,
-        experiment.client_column,
-    )
+    dataset = _dataset(experiment)
     partition = make_partition(experiment.partition)
-    return federate(dataset, partition, experiment.clients, seed, experiment.augment)
+    augment = experiment.augment
+    return federate(dataset, partition, experiment.clients, seed, augment)
+
+
+STAND_IN_SAMPLES = 2000
+
+
+def _dataset(experiment: Experiment) -> Dataset:
+    """The dataset; where it is not there and that is allowed, one in its shape."""
+    name, tests = experiment.dataset, experiment.test_samples
+    if experiment.stand_in and name in SHAPES and locate(SOURCES[name], experiment.data) is None:
+        return stand_in(name, STAND_IN_SAMPLES, tests or STAND_IN_SAMPLES // 4)
+    dataset = read_dataset(
+        name, experiment.data, experiment.download, experiment.target, experiment.client_column
+    )
+    if tests is None or len(dataset.test[1]) <= tests:
+        return dataset
+    chosen = torch.linspace(0, len(dataset.test[1]) - 1, tests, dtype=torch.float64).long()
+    inputs, targets = dataset.test
+    return replace(dataset, test=(inputs[chosen], targets[chosen]))

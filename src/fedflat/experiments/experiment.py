@@ -48,6 +48,8 @@ class Experiment(_Section):
     client_column: str | None = Field(
         default=None, description="of a table: the column that says whose row it is"
     )
+    test_samples: Count | None = Field(default=None, description="test on at most so many, evenly spaced")
+    stand_in: bool = Field(default=False, description="made-up data if the dataset is not on this machine")
     augment: str | None = Field(default=None, description="how training images are augmented")
     partition: str | dict[str, Any] = Field(
         default="dirichlet:0.1", description="such as dirichlet:0.1, or {name: dirichlet, alpha: 0.1}"

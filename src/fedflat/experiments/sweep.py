@@ -47,8 +47,8 @@ def grid(
             chosen = dict(zip(settings, combination, strict=True))
             start = dict(content) if method is None else {**content, "method": method}
             varied = {key: value for key, value in chosen.items() if len(settings[key]) > 1}
-            parts = [_slug(str(method))] if method is not None else []
-            parts += [_slug(f"{key.split('.')[-1]}={value}") for key, value in varied.items()]
+            parts = [slug(str(method))] if method is not None else []
+            parts += [slug(f"{key.split('.')[-1]}={value}") for key, value in varied.items()]
             for seed in seeds:
                 experiment = make_experiment(changed(start, {**chosen, "seed": seed}), source)
                 name = "/".join([*parts, f"seed-{seed}"])
@@ -58,7 +58,8 @@ def grid(
     return list(cells.values())
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """A text as the name of a directory."""
     return "".join(c if c.isalnum() or c in "-.=" else "_" for c in text.lower()).strip("_")
 
 
