@@ -125,6 +125,12 @@ def _prepare(stopping: Any) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def _orphaned() -> bool:
+    """Whether the process that runs the sweep is gone."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
+
+
 def _run_cell(cell: Cell, news: Any, alone: bool) -> str | None:
     """One run, from its last checkpoint if it has one; a sentence if it fails."""
     from .running import is_done, run_experiment
@@ -134,6 +140,8 @@ def _run_cell(cell: Cell, news: Any, alone: bool) -> str | None:
         experiment = experiment.model_copy(update={"engine": "inprocess"})
     rounds = experiment.rounds or 1
     try:
+        if _orphaned():
+            return "the sweep was killed."
         if is_done(cell.out, rounds):
             news.put((cell.name, rounds, None))
             return None
@@ -142,10 +150,12 @@ def _run_cell(cell: Cell, news: Any, alone: bool) -> str | None:
             cell.out,
             resume=True,
             on_round=lambda r: news.put((cell.name, r.index + 1, r.accuracy)),
-            stop=_stopping.is_set,
+            stop=lambda: _stopping.is_set() or _orphaned(),
         )
     except FedflatError as problem:
         return str(problem)
+    except (EOFError, ConnectionError):  # nobody listens any longer
+        return "the sweep was killed."
     except Exception as problem:  # a defect in one run must not end the others
         return f"{type(problem).__name__}: {problem}"
     return None

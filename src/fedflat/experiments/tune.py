@@ -1,0 +1,117 @@
+"""A search for good settings with Optuna: every trial is an ordinary run, and the study is resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import FedflatError, MissingExtra
+from .reading import changed, make_experiment, parse_value, split_values
+from .running import run_experiment
+
+
+class Range(NamedTuple):
+    """Where a setting is searched: between two numbers, or among some values."""
+
+    low: float
+    high: float
+    log: bool
+    choices: tuple[Any, ...] = ()
+
+
+def parse_range(text: str) -> Range:
+    """`0.01:1`, `0.01:1:log`, or a list of values such as `1,5,10`."""
+    if ":" not in text:
+        choices = tuple(split_values(text))
+        if len(choices) < 2:
+            raise FedflatError(f"'{text}' leaves nothing to search: write 0.01:1:log or 1,5,10.")
+        return Range(0, 0, False, choices)
+    low, high, *rest = (parse_value(part) for part in text.split(":"))
+    numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    if not numbers or low >= high or rest not in ([], ["log"]) or (rest and low <= 0):
+        raise FedflatError(f"'{text}' is not a range: write 0.01:1, 0.01:1:log or 1,5,10.")
+    return Range(low, high, bool(rest))
+
+
+def tune(
+    content: Mapping[str, Any],
+    ranges: Mapping[str, Range],
+    trials: int,
+    out: Path,
+    last: int = 10,
+    seed: int = 0,
+    source: str = "The experiment",
+    on_trial: Callable[[int, float | None, Mapping[str, Any]], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[dict[str, Any], float]:
+    """The best settings and their accuracy, the mean of the last tests, after so many trials in all.
+
+    Trials that do badly early are ended early (median pruning). Called again, a study goes on; the trial that an
+    interruption cut off is run again.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtra("optuna", "tune", "Tuning") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    out.mkdir(parents=True, exist_ok=True)
+    make_experiment(changed(content, {key: _middle(range_) for key, range_ in ranges.items()}), source)
+    study = optuna.create_study(
+        storage=f"sqlite:///{(out / 'study.db').resolve()}",
+        study_name="fedflat",
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(seed=seed),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+    )
+    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        study.enqueue_trial(trial.params)
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+    def objective(trial: Any) -> float:
+        chosen = {key: _suggest(trial, key, range_) for key, range_ in ranges.items()}
+        experiment = make_experiment(changed(content, {**chosen, "seed": seed}), source)
+        accuracies: list[float] = []
+
+        def report(round: Any) -> None:
+            if round.accuracy is not None:
+                accuracies.append(round.accuracy)
+                trial.report(round.accuracy, round.index)
+
+        def enough() -> bool:
+            return stop() or trial.should_prune()
+
+        run_experiment(experiment, out / f"trial-{trial.number}", resume=True, on_round=report, stop=enough)
+        if stop():
+            raise KeyboardInterrupt
+        rounds = experiment.filled().rounds or 1
+        if trial.should_prune() and trial.last_step is not None and trial.last_step < rounds - 1:
+            raise optuna.TrialPruned
+        late = accuracies[-last:]
+        return sum(late) / len(late)
+
+    def told(study: Any, trial: Any) -> None:
+        if on_trial is not None:
+            on_trial(trial.number, trial.value, trial.params)
+
+    finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    done = len(study.get_trials(states=finished))
+    if done < trials:
+        study.optimize(objective, n_trials=trials - done, callbacks=[told], catch=(FedflatError,))
+    if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
+        raise FedflatError(f"No trial in {out} ran to its end; see its log, or widen the ranges.")
+    return dict(study.best_params), float(study.best_value)
+
+
+def _middle(range_: Range) -> Any:
+    """Some value of a range, to check the experiment before anything runs."""
+    return range_.choices[0] if range_.choices else range_.low
+
+
+def _suggest(trial: Any, key: str, range_: Range) -> Any:
+    if range_.choices:
+        return trial.suggest_categorical(key, list(range_.choices))
+    if isinstance(range_.low, int) and isinstance(range_.high, int):
+        return trial.suggest_int(key, range_.low, range_.high, log=range_.log)
+    return trial.suggest_float(key, range_.low, range_.high, log=range_.log)
