@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench bench-quick clean
 
 demo: $(VENV)/installed  ## set up and run the main job on the data inside the package
 	$(BIN)/fedflat run
@@ -21,8 +21,11 @@ format: $(VENV)/tested  ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/installed  ## seconds per round of every method relative to FedAvg
-	$(BIN)/python benchmarks/methods.py
+bench: $(VENV)/installed  ## measure everything and write benchmarks/README.md: about 50 minutes
+	$(BIN)/python -m benchmarks
+
+bench-quick: $(VENV)/installed  ## the same with less of everything: under 3 minutes
+	$(BIN)/python -m benchmarks --quick
 
 clean:
 	rm -rf $(VENV)

@@ -1,103 +1,144 @@
-"""How close fedflat comes to a bare PyTorch loop: the same steps, two processes with one thread each, no federation.
+"""How close fedflat comes to the limit: the same steps in a bare loop, on two processes with one thread each.
 
-The bare loop has the product's fast modules and layout, `autograd.grad` and one fused update per step, batches that
-are slices of a shuffled copy of the data. What is missing from it is what fedflat adds: sending, states, flat
-vectors, validation, aggregation, and the shuffling and gathering of every epoch.
+The bare loop has the product's modules in the layout that its flat model chooses, the very batches that a client of
+fedflat sees (made beforehand, channels last), memory that is kept, `autograd.grad` and one in-place update per step.
+It lacks what fedflat adds: shuffling, gathering and augmentation, sending, states, validation and aggregation. The
+plain loop is what a PyTorch user writes: default layout, ReLU before max-pool, `torch.optim.SGD`, batches by index.
 """
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-import statistics
-import time
+from dataclasses import replace
+from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from workloads import WORKLOADS, Workload
+from torch import Tensor
 
 import fedflat as ff
 from fedflat.allocator import keep_memory
-from fedflat.flat import FlatModel
 from fedflat.models import build_model
 
+from .pace import Processes, Steps, Target, Training, markdown, race, ratio, say
+from .plain import plain_model
+from .workloads import WORKLOADS, Workload
 
-def bare_steps(work: Workload, share: int, pipe: multiprocessing.connection.Connection) -> None:
-    """Answer every message with the seconds that `share` bare steps took."""
+PLAIN_SHARE = 4
+"""the plain loop is only there for orientation: it takes a quarter of the steps, scaled up"""
+
+# rounds are shorter than the workload's where a client's work stays the same; see the column "steps a round"
+FULL = (
+    ("W1", WORKLOADS["W1"], 40),
+    ("W2", replace(WORKLOADS["W2"], per_round=4), 4),
+    ("W2, crop and flip", replace(WORKLOADS["W2"], per_round=4, augment=True), 3),
+    ("W3", WORKLOADS["W3"], 4),
+)
+QUICK = (
+    ("W1", replace(WORKLOADS["W1"], clients=10), 6),
+    ("W2", replace(WORKLOADS["W2"], clients=2, per_round=2, samples=100), 3),
+    ("W3", replace(WORKLOADS["W3"], clients=2, samples=50), 3),
+)
+
+
+def measure(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
-    keep_memory()
+    return {label: compare(label, work, rounds) for label, work, rounds in (QUICK if quick else FULL)}
+
+
+def compare(label: str, work: Workload, rounds: int) -> dict[str, Any]:
+    """Seconds per round of all three."""
+    say(f"{label}: preparing")
     federation = work.federation()
-    model = FlatModel(build_model(work.model, federation, seed=0))
+    batches = seen_batches(work, federation)
+    usual = Processes(lambda: plain(work, federation), work.steps // PLAIN_SHARE)
+    contenders: dict[str, Training | Processes] = {
+        "bare": Processes(lambda: bare(work, federation, batches), work.steps),
+        "plain": usual,
+        "fedflat": Training(federation, work.model, engine=ff.Workers(2), **work.settings),
+    }
+    seconds = race(contenders, rounds, label)
+    seconds["plain"] = [round(s * work.steps / usual.steps, 6) for s in seconds["plain"]]
+    return {"steps": work.steps, "seconds": seconds}
+
+
+def seen_batches(work: Workload, federation: ff.Federation) -> list[tuple[Tensor, Tensor]]:
+    """All batches of a client's round, as fedflat gives them to the module and to the loss; images channels last."""
+    inputs: list[Tensor] = []
+    targets: list[Tensor] = []
+
+    def loss(outputs: Tensor, wanted: Tensor) -> Tensor:
+        targets.append(wanted)
+        return F.cross_entropy(outputs, wanted)
+
+    module = build_model(work.model, federation, seed=0)
+    module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    settings = {**work.settings, "participation": 1}
+    ff.train(federation, module, "fedavg", rounds=1, loss=loss, **settings)
+    assert len(inputs) == work.steps // work.per_round, "not the batches of a round"
+    layout = torch.channels_last if work.shape[0] > 1 else torch.contiguous_format
+    return [(x.contiguous(memory_format=layout), y) for x, y in zip(inputs, targets, strict=True)]
+
+
+def bare(work: Workload, federation: ff.Federation, batches: list[tuple[Tensor, Tensor]]) -> Steps:
+    keep_memory()
+    model = ff.FlatModel(build_model(work.model, federation, seed=0))
     module, parameters = model.module.train(), model.parameters
-    inputs, targets = federation.client(0).batch(0, work.samples)
-    batches = [
-        (inputs[i : i + work.batch], targets[i : i + work.batch]) for i in range(0, work.samples, work.batch)
-    ]
-    while True:
-        pipe.recv()
-        began = time.perf_counter()
-        for step in range(share):
+    values = model.split(model.vector)
+
+    def take(steps: int) -> None:
+        for step in range(steps):
             x, y = batches[step % len(batches)]
             gradients = torch.autograd.grad(F.cross_entropy(module(x), y), parameters)
-            torch._foreach_add_([p.data for p in parameters], gradients, alpha=-0.01)
-        pipe.send(time.perf_counter() - began)
+            torch._foreach_add_(values, gradients, alpha=-0.01)
+
+    return take
 
 
-class Bare:
-    """Two processes that take bare steps."""
+def plain(work: Workload, federation: ff.Federation) -> Steps:
+    model = plain_model(work.name).train()
+    expected = sum(p.numel() for p in build_model(work.model, federation, seed=0).parameters())
+    assert sum(p.numel() for p in model.parameters()) == expected, "another model than the product's"
+    x, y = federation.client(0).batch(0, work.samples)
+    x = x.contiguous()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def __init__(self, work: Workload, processes: int = 2) -> None:
-        context = multiprocessing.get_context("fork")
-        self.pipes = []
-        for _ in range(processes):
-            ours, theirs = context.Pipe()
-            share = work.steps // processes
-            context.Process(target=bare_steps, args=(work, share, theirs), daemon=True).start()
-            self.pipes.append(ours)
+    def take(steps: int) -> None:
+        while steps > 0:
+            for rows in torch.randperm(len(x)).split(work.batch)[:steps]:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+                steps -= 1
 
-    def round(self) -> float:
-        """Wall seconds of a round's worth of steps."""
-        began = time.perf_counter()
-        for pipe in self.pipes:
-            pipe.send("go")
-        for pipe in self.pipes:
-            pipe.recv()
-        return time.perf_counter() - began
+    return take
 
 
-def measure(name: str, repeats: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds per round, bare and fedflat in turn."""
-    work = WORKLOADS[name]
-    federation = work.federation()
-    bare = Bare(work)
-    bare.round()
-    seconds: dict[str, list[float]] = {"bare": [], "fedflat": []}
-    for _ in range(repeats):
-        run = ff.train(
-            federation,
-            work.model,
-            "fedavg",
-            local=work.sgd,
-            participation=work.per_round,
-            rounds=rounds + 1,
-            engine=ff.Workers(2),
+def table(result: dict[str, Any]) -> str:
+    rows = []
+    for label, measured in result.items():
+        seconds = measured["seconds"]
+        rows.append(
+            [
+                label,
+                str(measured["steps"]),
+                *(f"{median(seconds[name]):.3f}" for name in ("fedflat", "bare", "plain")),
+                str(ratio(seconds["bare"], seconds["fedflat"])),
+                str(ratio(seconds["plain"], seconds["fedflat"])),
+                str(len(seconds["fedflat"])),
+            ]
         )
-        seconds["fedflat"] += [row["seconds"] for row in run.history[1:]]
-        seconds["bare"] += [bare.round() for _ in range(rounds)]
-    return seconds
+    header = ["workload", "steps a round", "fedflat, s", "bare loop, s", "plain PyTorch, s"]
+    header += ["fedflat's speed / bare", "fedflat's speed / plain", "rounds"]
+    return markdown(header, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=["W1"], choices=sorted(WORKLOADS))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=4)
-    options = parser.parse_args()
-    for name in options.workloads:
-        seconds = measure(name, options.repeats, options.rounds)
-        bare, ours = (statistics.median(seconds[key]) for key in ("bare", "fedflat"))
-        print(f"{name}: bare {bare:.3f} s a round, fedflat {ours:.3f} s, {bare / ours:.0%} of the bare speed")
-
-
-if __name__ == "__main__":
-    main()
+def targets(result: dict[str, Any]) -> list[Target]:
+    found = []
+    for name in WORKLOADS:
+        seconds = result[name]["seconds"]
+        speed = ratio(seconds["bare"], seconds["fedflat"])
+        found.append(
+            Target(f"{name}: at least 0.90 of the bare loop's speed", str(speed), speed.value >= 0.9)
+        )
+    return found

@@ -1,62 +1,101 @@
-"""Seconds per round of every method relative to FedAvg, interleaved in one run: `make bench`.
+"""Seconds per round of every method relative to FedAvg, with two workers, in steady state.
 
-The workload is 784-200-200-10 on 100 clients of 600 samples, 10 clients a round, 5 epochs of batch 50, on random
-data: arithmetic does not care what the pixels show. Ratios of medians are what to read; seconds depend on the day.
+Methods take turns round by round, a few at a time, each few together with FedAvg of their own. All clients of these
+federations take part in every round, so that each has the state that the method keeps. On W2 a client has fewer
+samples than in the workload, which makes what a method does once per round weigh more than it would.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
+from dataclasses import replace
+from statistics import median
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import fedflat as ff
 
+from .pace import Processes, Target, Training, markdown, race, ratio
+from .workloads import WORKLOADS, Workload
 
-def federation() -> ff.Federation:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(60_000, 1, 28, 28, generator=generator)
-    y = torch.randint(10, (60_000,), generator=generator)
-    return ff.Federation.from_indices((x, y), torch.arange(60_000).view(100, 600).unbind())
+CHEAP = ("scaffold", "feddyn", "fedlesam", "fednsam", "fedwmsam", "fedgmt")
+"""one pass for each of FedAvg's: measured more often, since little may be added"""
+SAM_FAMILY = ("fedsam", "fedasam", "mofedsam", "fedgamma", "fedspeed", "fedsam_nesterov")
+TOGETHER = 7
+
+W1 = replace(WORKLOADS["W1"], clients=10)
+W2 = replace(WORKLOADS["W2"], clients=2, per_round=2, samples=150)
+PLAIN, AUGMENTED = "W2", "W2, crop and flip"
+FULL = (("W1", W1, 8), (PLAIN, W2, 3), (AUGMENTED, replace(W2, augment=True), 3))
+QUICK = (("W1", replace(W1, clients=2, per_round=2, samples=300), 2), (PLAIN, replace(W2, samples=50), 1))
+"""how often, and three times as often for the cheap methods"""
+
+LIMITS = {
+    **{name: {"W1": 1.12, PLAIN: 1.08, AUGMENTED: 1.08} for name in CHEAP[:4]},
+    "fedwmsam": {"W1": 1.25, PLAIN: 1.10, AUGMENTED: 1.10},
+    "fedgmt": {"W1": 1.20, PLAIN: 1.08, AUGMENTED: 1.40},
+    **{name: {"W1": 2.05, PLAIN: 2.05, AUGMENTED: 2.05} for name in SAM_FAMILY},
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats of all methods")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds per repeat; the first is not counted")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    data = federation()
-    seconds: dict[str, list[float]] = {name: [] for name in ff.METHODS}
-    for _ in range(options.repeats):
-        for name in ff.METHODS:
-            run = ff.train(
-                data,
-                "mlp",
-                name,
-                local=ff.LocalSGD(lr=0.01, epochs=5, batch_size=50),
-                participation=10,
-                rounds=options.rounds,
-            )
-            seconds[name] += [row["seconds"] for row in run.history[1:]]
-    base = statistics.median(seconds["fedavg"])
-    table = Table("method", "x FedAvg", "spread", "s/round", "passes F/B")
-    for name, measured in seconds.items():
-        cost = ff.METHODS[name]().cost
-        ratios = sorted(second / base for second in measured)
-        table.add_row(
-            name,
-            f"{statistics.median(ratios):.2f}",
-            f"{ratios[0]:.2f} – {ratios[-1]:.2f}",
-            f"{statistics.median(measured):.2f}",
-            f"{cost.forward}/{cost.backward}",
+def groups() -> list[tuple[str, ...]]:
+    """All methods but FedAvg, a few together."""
+    rest = [name for name in ff.METHODS if name not in ("fedavg", *CHEAP, *SAM_FAMILY)]
+    return [CHEAP, SAM_FAMILY, *(tuple(rest[i : i + TOGETHER]) for i in range(0, len(rest), TOGETHER))]
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    result = {}
+    for label, work, rounds in QUICK if quick else FULL:
+        chosen = groups() if label == "W1" or not quick else [CHEAP]
+        measured = [compare(label, work, group, rounds * (3 if group is CHEAP else 1)) for group in chosen]
+        result[label] = {"steps": work.steps, "groups": measured}
+    return result
+
+
+def compare(label: str, work: Workload, names: tuple[str, ...], rounds: int) -> dict[str, list[float]]:
+    """Seconds per round of some methods and of FedAvg."""
+    federation = work.federation()
+    contenders: dict[str, Training | Processes] = {
+        name: Training(federation, work.model, name, engine=ff.Workers(2), **work.settings)
+        for name in ("fedavg", *names)
+    }
+    return race(contenders, rounds, f"{label}: {', '.join(names)}")
+
+
+def ratios(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By method, then by workload."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in ff.METHODS}
+    for label, measured in result.items():
+        for group in measured["groups"]:
+            for name, seconds in group.items():
+                if name != "fedavg":
+                    found[name][label] = ratio(seconds, group["fedavg"])
+        base = median(s for group in measured["groups"] for s in group["fedavg"])
+        found["fedavg"][label] = f"{base:.3f} s"
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    rows = []
+    for name, by_workload in ratios(result).items():
+        method = ff.METHODS[name]()
+        passes = f"{method.cost.forward:g} / {method.cost.backward:g}"
+        rows.append([method.name, passes, *(str(by_workload.get(label, "–")) for label in result)])
+    header = [f"{label}, {measured['steps']} steps a round" for label, measured in result.items()]
+    return markdown(["method", "passes forward / backward", *header], rows)
+
+
+def targets(result: dict[str, Any]) -> list[Target]:
+    measured = ratios(result)
+    return [
+        Target(
+            f"{ff.METHODS[name]().name}, {label}: at most {limit:.2f} of FedAvg's seconds",
+            str(measured[name][label]),
+            measured[name][label].value <= limit,
         )
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()
+        for name, limits in LIMITS.items()
+        for label, limit in limits.items()
+        if label in measured[name]
+    ]

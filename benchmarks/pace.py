@@ -35,7 +35,9 @@ class Training:
     trainings in reverse order, which `race` does.
     """
 
-    def __init__(self, federation: ff.Federation, model: Any, method: str = "fedavg", **settings: Any) -> None:
+    def __init__(
+        self, federation: ff.Federation, model: Any, method: str = "fedavg", **settings: Any
+    ) -> None:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._ended = False
         self._problem: BaseException | None = None
@@ -82,9 +84,12 @@ class Processes:
     def __init__(self, prepare: Callable[[], Steps], steps: int, count: int = 2) -> None:
         context = multiprocessing.get_context("fork")
         self._processes, self._pipes = [], []
+        share = max(1, steps // count)
+        self.steps = share * count
+        """that are really taken"""
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(prepare, steps // count, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(prepare, share, theirs), daemon=True)
             process.start()
             self._processes.append(process)
             self._pipes.append(ours)
@@ -135,7 +140,7 @@ def race(
 
 
 class Ratio(NamedTuple):
-    """One contender's seconds over another's: of the medians, and the middle half of single rounds."""
+    """One contender's seconds over another's: the median and the quartiles of single rounds."""
 
     value: float
     low: float
@@ -147,11 +152,12 @@ class Ratio(NamedTuple):
 
 def ratio(over: list[float], under: list[float]) -> Ratio:
     """Where both took turns, a round is compared with the one beside it; else with the median of all."""
-    middle = statistics.median(under)
-    paired = under if len(over) == len(under) else [middle] * len(over)
-    singles = [a / b for a, b in zip(over, paired, strict=True)]
-    low, _, high = statistics.quantiles(singles, n=4, method="inclusive") if len(singles) > 1 else singles * 3
-    return Ratio(statistics.median(over) / middle, low, high)
+    beside = under if len(over) == len(under) else [statistics.median(under)] * len(over)
+    singles = [a / b for a, b in zip(over, beside, strict=True)]
+    low, middle, high = (
+        statistics.quantiles(singles, n=4, method="inclusive") if len(singles) > 1 else singles * 3
+    )
+    return Ratio(middle, low, high)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Every peer in every layout, one line of JSON each: `cd benchmarks && python -m peers --workload W1`."""
+"""Every peer in every layout, one line of JSON each: `python -m benchmarks.peers --workload W1`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from peers import PEERS, VENVS, layouts, measure
+from .launch import PEERS, VENVS, launch, layouts
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     for workload in options.workload or ("W1", "W2"):
         for peer in options.peer or PEERS:
             for processes, threads in layouts(peer):
-                result = measure(
+                result = launch(
                     peer,
                     workload,
                     options.rounds,

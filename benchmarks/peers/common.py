@@ -22,10 +22,9 @@ class Workload:
     shape: tuple[int, ...]
     samples: int  # of every client
 
-    @property
-    def steps(self) -> int:
+    def steps(self, epochs: int) -> int:
         """Local optimiser steps of one round, over all its clients."""
-        return COHORT * EPOCHS * self.samples // BATCH
+        return COHORT * epochs * self.samples // BATCH
 
     def data(self) -> list[tuple[Tensor, Tensor]]:
         """Random images and labels, one pair per client: arithmetic does not care what the pixels show."""
@@ -53,6 +52,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="timed, after one that warms up")
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of every process")
     parser.add_argument("--processes", type=int, default=1, help="that train clients side by side")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
     return parser.parse_args()
 
 
@@ -85,7 +85,7 @@ class Laps:
 
     def report(self, peer: str, package: str, run: argparse.Namespace, note: str) -> None:
         """One line of JSON, after proof that every round did the same work."""
-        expected = WORKLOADS[run.workload].steps
+        expected = WORKLOADS[run.workload].steps(run.epochs)
         assert self.steps == [expected] * (run.rounds + 1), f"steps per round {self.steps}, not {expected}"
         seconds = [round(b - a, 4) for a, b in itertools.pairwise(self.ends)]
         result = {

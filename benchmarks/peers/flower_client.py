@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from common import BATCH, EPOCHS, LR, WORKLOADS, Steps
+from common import BATCH, LR, WORKLOADS, Steps
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
@@ -30,7 +30,7 @@ def train(message: Message, context: Context) -> Message:
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     x, y = data(config["workload"])[context.node_config["partition-id"]]
-    for _ in range(EPOCHS):
+    for _ in range(config["epochs"]):
         for batch in torch.randperm(len(x)).split(BATCH):
             optimizer.zero_grad()
             cross_entropy(model(x[batch]), y[batch]).backward()

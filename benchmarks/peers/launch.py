@@ -1,7 +1,7 @@
-"""Seconds per round of other federated learning libraries, each in a virtual environment of its own.
+"""Runs other federated learning libraries, each in a virtual environment of its own.
 
-`measure("pfl", "W1", rounds=5, threads=2)` makes the environment when it is missing, runs `run_pfl.py` with it and
-returns what that printed, or the reason why there is nothing: it never raises. `python -m peers` tries all layouts.
+`launch("pfl", "W1", rounds=5, threads=2)` makes the environment when it is missing, runs `run_pfl.py` with it and
+returns what that printed, or the reason why there is nothing: it never raises.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-VENVS = HERE.parent / ".venvs"
+VENVS = Path(os.environ.get("FEDFLAT_BENCH_VENVS") or HERE.parent / ".venvs")
 PEERS = ("fluke", "pfl", "flwr")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -32,12 +31,13 @@ QUIET = {
 }
 
 
-def measure(
+def launch(
     peer: str,
     workload: str,
     rounds: int = 3,
     threads: int = 1,
     processes: int = 1,
+    epochs: int = 5,
     *,
     venvs: Path = VENVS,
     timeout: float = 3600,
@@ -46,12 +46,12 @@ def measure(
     layout = {"peer": peer, "workload": workload, "processes": processes, "threads": threads}
     try:
         python = _python(peer, venvs.resolve())
-        launch = [str(python)]
+        start = [str(python)]
         if peer == "pfl" and processes > 1:  # as its guide to distributed simulations says
-            launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+            start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         script = [str(HERE / f"run_{peer}.py"), "--workload", workload, "--rounds", str(rounds)]
-        script += ["--threads", str(threads), "--processes", str(processes)]
-        out = _run([*launch, *script], threads, timeout)
+        script += ["--threads", str(threads), "--processes", str(processes), "--epochs", str(epochs)]
+        out = _run([*start, *script], threads, timeout)
         return next(json.loads(line) for line in reversed(out.splitlines()) if line.startswith("{"))
     except subprocess.TimeoutExpired:
         return layout | {"error": f"not done after {timeout:.0f} s"}
@@ -68,27 +68,26 @@ def layouts(peer: str, cores: int | None = None) -> list[tuple[int, int]]:
     return list(dict.fromkeys(sensible))
 
 
-def best_layout(peer: str, workload: str, rounds: int = 1, **settings: Any) -> tuple[int, int]:
-    """The fastest (processes, threads) in short runs; the first when none runs, so that `measure` says why."""
-    short = {
-        (processes, threads): measure(peer, workload, rounds, threads, processes, **settings).get("seconds")
-        for processes, threads in layouts(peer)
-    }
-    ran = {layout: statistics.median(seconds) for layout, seconds in short.items() if seconds}
-    return min(ran, key=lambda layout: ran[layout]) if ran else next(iter(short))
+def installed(peer: str, venvs: Path = VENVS) -> bool:
+    """Whether the peer's environment is there, with what its requirements say."""
+    done = venvs / peer / "installed.txt"
+    return done.exists() and done.read_text() == _requirements(peer).read_text()
+
+
+def _requirements(peer: str) -> Path:
+    return HERE.parent / "requirements" / f"{peer}.txt"
 
 
 def _python(peer: str, venvs: Path) -> Path:
     """The interpreter of the peer's environment, made and filled when missing or when its requirements changed."""
-    requirements = HERE.parent / "requirements" / f"{peer}.txt"
-    venv, wanted = venvs / peer, requirements.read_text()
-    python, done = venv / "bin" / "python", venv / "installed.txt"
-    if not done.exists() or done.read_text() != wanted:
+    requirements, venv = _requirements(peer), venvs / peer
+    python = venv / "bin" / "python"
+    if not installed(peer, venvs):
         venvs.mkdir(parents=True, exist_ok=True)
         (venvs / ".gitignore").write_text("*\n")
         _run([sys.executable, "-m", "venv", "--clear", str(venv)])
         _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)])
-        done.write_text(wanted)
+        (venv / "installed.txt").write_text(requirements.read_text())
     return python
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from common import BATCH, CLIENTS, COHORT, EPOCHS, LR, WORKLOADS, Laps, Steps, options
+from common import BATCH, CLIENTS, COHORT, LR, WORKLOADS, Laps, Steps, options
 
 try:
     import torchvision  # noqa: F401
@@ -47,7 +47,7 @@ def main() -> None:
             model=work.model(),
             client=DDict(
                 batch_size=BATCH,
-                local_epochs=EPOCHS,
+                local_epochs=run.epochs,
                 loss="CrossEntropyLoss",
                 optimizer=DDict(name="SGD", lr=LR),
                 scheduler=DDict(name="StepLR", gamma=1, step_size=1),

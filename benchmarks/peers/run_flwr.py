@@ -35,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         grid,
         ArrayRecord(WORKLOADS[run.workload].model().state_dict()),
         num_rounds=run.rounds + 1,
-        train_config=ConfigRecord({"workload": run.workload, "threads": run.threads}),
+        train_config=ConfigRecord({"workload": run.workload, "threads": run.threads, "epochs": run.epochs}),
     )
 
 

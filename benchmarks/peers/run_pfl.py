@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import BATCH, CLIENTS, COHORT, EPOCHS, LR, WORKLOADS, Laps, Steps, Workload, options
+from common import BATCH, CLIENTS, COHORT, LR, WORKLOADS, Laps, Steps, Workload, options
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -64,7 +64,7 @@ def main() -> None:
         NNAlgorithmParams(run.rounds + 1, run.rounds + 2, COHORT, val_cohort_size=0),
         SimulatedBackend(federation, federation),
         PyTorchModel(net, torch.optim.SGD, central),
-        NNTrainHyperParams(BATCH, local_num_epochs=EPOCHS, local_learning_rate=LR),
+        NNTrainHyperParams(BATCH, local_num_epochs=run.epochs, local_learning_rate=LR),
         NNEvalHyperParams(BATCH),
         [watch],
         send_metrics_to_platform=False,

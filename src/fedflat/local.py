@@ -337,7 +337,7 @@ class LocalTraining:
             inputs, targets, order = stored, labels, None
             if shuffled:
                 order = self._positions(shuffling.permutation(samples)[: left * size])
-                inputs, targets = stored.index_select(0, order), labels.index_select(0, order)
+                inputs, targets = _rows(stored, order), labels.index_select(0, order)
             if augmenting is not None:
                 inputs = shard.pipeline.train(inputs, augmenting, size)
             self.frozen.next_epoch(inputs, order, size)
@@ -356,6 +356,13 @@ class LocalTraining:
             self.model.write_buffers(kept)
         else:
             self.model.write_buffers(received)
+
+
+def _rows(stored: Tensor, order: Tensor) -> Tensor:
+    """Some samples, in that order; images keep their channels last in memory, where they are."""
+    if stored.dim() == 4 and stored.is_contiguous(memory_format=torch.channels_last):
+        return stored.permute(0, 2, 3, 1).index_select(0, order).permute(0, 3, 1, 2)
+    return stored.index_select(0, order)
 
 
 def sgd_(

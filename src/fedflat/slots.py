@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import mmap
 import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,7 +158,7 @@ class Archive:
         vectors = {}
         for row in self._of(client):
             kind = self._kinds[row.kind]
-            vectors[kind.name] = torch.empty(kind.shape, dtype=getattr(torch, kind.dtype))
+            vectors[kind.name] = new_vector(kind.shape, getattr(torch, kind.dtype))
             data = memory(vectors[kind.name])
             if not self._file(kind).read(row.slot, data):
                 raise self._damaged(row, "the file ends too early")
@@ -282,6 +284,36 @@ class Table(NamedTuple):
 def unpack(rows: bytes) -> Iterator[Row]:
     """Rows, one by one."""
     return map(Row._make, ROW.iter_unpack(rows))
+
+
+LARGE = 2**16
+"""Bytes from which a vector gets pages of its own."""
+MAPPINGS = 30_000
+"""At most so many of those: Linux allows a process about twice as many."""
+
+
+def new_vector(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A vector in memory of its own, which the system has back as soon as the vector is gone.
+
+    The usual allocator keeps freed pieces between others still in use: with thousands of vectors that come and go, a
+    process grows to twice of what it holds.
+    """
+    count = math.prod(shape)
+    if count * dtype.itemsize < LARGE or _Pages.alive >= MAPPINGS:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(_Pages(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+
+
+class _Pages(mmap.mmap):
+    """Memory straight from the system."""
+
+    alive = 0
+
+    def __init__(self, *_: int) -> None:
+        _Pages.alive += 1
+
+    def __del__(self) -> None:
+        _Pages.alive -= 1
 
 
 def memory(vector: Tensor) -> memoryview:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .errors import FedflatError
-from .slots import Archive
+from .slots import Archive, new_vector
 
 UNITS = {
     "": 1,
@@ -101,12 +101,7 @@ class ClientStore:
         if not self._make_room(_size(state)):
             self._disk.write(client, state)
             return
-        own = {
-            name: vector
-            if name in same
-            else vector.detach().to(self.device, copy=copy, memory_format=torch.contiguous_format)
-            for name, vector in state.items()
-        }
+        own = {name: vector if name in same else self._own(vector, copy) for name, vector in state.items()}
         self._hold(client, own)
         self._unwritten.add(client)
 
@@ -153,6 +148,13 @@ class ClientStore:
             self._dropped = 0
             give_back()
         return True
+
+    def _own(self, vector: Tensor, copy: bool) -> Tensor:
+        """A vector of the store's, in memory that is given back the moment the vector goes, if there is a budget."""
+        vector = vector.detach()
+        if self.budget is None or self.device.type != "cpu":
+            return vector.to(self.device, copy=copy, memory_format=torch.contiguous_format)
+        return new_vector(vector.shape, vector.dtype).copy_(vector)
 
     def _hold(self, client: int, vectors: dict[str, Tensor]) -> None:
         self._held[client] = vectors

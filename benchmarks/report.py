@@ -1,0 +1,91 @@
+"""The results as JSON, part by part, and README.md made from them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+LATEST, QUICK = HERE / "results" / "latest.json", HERE / "results" / "quick.json"
+README = HERE / "README.md"
+
+PARTS = {
+    "limit": "Against a bare PyTorch loop",
+    "peers": "Against other libraries",
+    "methods": "Every method relative to FedAvg",
+    "memory": "Memory",
+    "overhead": "Overhead of the engines",
+    "stacking": "Several small clients at once",
+}
+
+ABOUT = """# Benchmarks
+
+Written by `python -m benchmarks`; do not edit.
+
+| | |
+| --- | --- |
+| `make bench` | everything, about 50 minutes; makes an environment for every peer in `benchmarks/.venvs` |
+| `make bench-quick` | all parts with less of everything, under 3 minutes; skips peers that are not installed |
+| `python -m benchmarks limit methods` | some parts: {parts} |
+
+Everything that is compared takes turns in one run, since seconds depend on what else a machine does. A ratio is the
+median, in brackets the quartiles, of single rounds, each over the other contender's beside it (where numbers of
+rounds differ: over the other's median). Seconds are medians. Data is random: arithmetic does not care what the pixels
+show. All single measurements are in `results/latest.json`.
+"""
+
+BY_TESTS = """The fourth target (the same bits from every engine, also when a worker is killed) and that states
+survive a crash are not measured but tested: `tests/`."""
+
+
+def module(part: str) -> ModuleType:
+    return importlib.import_module(f".{part}", __package__)
+
+
+def load(quick: bool) -> dict[str, Any]:
+    """What has been measured so far, by part."""
+    path = QUICK if quick else LATEST
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def save(part: str, entry: dict[str, Any], quick: bool) -> None:
+    """Put a part's results beside those of the others; README.md shows full runs only."""
+    path = QUICK if quick else LATEST
+    entries = load(quick) | {part: entry}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({name: entries[name] for name in PARTS if name in entries}, indent=1) + "\n")
+    if not quick:
+        README.write_text(readme(entries))
+
+
+def readme(entries: dict[str, Any]) -> str:
+    lines = [ABOUT.format(parts=", ".join(f"`{part}`" for part in PARTS)), "## Targets\n", _targets(entries)]
+    for part, title in PARTS.items():
+        lines += [f"\n## {title}\n", (module(part).__doc__ or "").strip(), ""]
+        if part not in entries:
+            lines.append(f"Not measured yet: `python -m benchmarks {part}`.")
+            continue
+        entry = entries[part]
+        lines += [module(part).table(entry["result"]), "", _conditions(part, entry)]
+    return "\n".join(lines) + "\n"
+
+
+def _targets(entries: dict[str, Any]) -> str:
+    rows = [
+        [part, target.wanted, target.measured, "yes" if target.met else "**no**"]
+        for part, entry in entries.items()
+        for target in module(part).targets(entry["result"])
+    ]
+    lines = [["part", "target", "measured", "met"], ["---"] * 4, *rows]
+    return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + ["", BY_TESTS])
+
+
+def _conditions(part: str, entry: dict[str, Any]) -> str:
+    about = [*entry["machine"].items(), *entry["versions"].items()]
+    facts = ", ".join(f"{name} {value}" for name, value in about)
+    run = f"{entry['date']}, {entry['minutes']:.0f} minutes, load {entry['load']:.1f} at the start"
+    return f"`{part}`, {run}; {facts}."
