@@ -121,3 +121,35 @@ def test_the_command_lines_of_own_data_work(run_page, tmp_path: Path, monkeypatc
         else:
             assert "clients" in told.out
     assert (tmp_path / "windows.png").stat().st_size > 1000
+
+
+def test_the_command_lines_of_experiments_work(tmp_path: Path, monkeypatch, capsys):
+    (experiment,) = blocks("experiments.md", "yaml")
+    (tmp_path / "skewed.yaml").write_text(experiment)
+    monkeypatch.chdir(tmp_path)
+    for line in blocks("experiments.md", "sh")[0].splitlines():
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr()
+        assert stop.value.code == 0, (line, told.err)
+    kept = {path.name for path in (tmp_path / "runs" / "skewed").iterdir()}
+    listed = set(re.findall(r"^\| `([\w.]+)/?`", (DOCS / "experiments.md").read_text("utf-8"), re.MULTILINE))
+    assert listed <= kept
+    assert len((tmp_path / "runs" / "again" / "metrics.jsonl").read_text().splitlines()) == 15
+    assert len((tmp_path / "comparison.csv").read_text().splitlines()) == 1 + 6
+    assert len(list((tmp_path / "runs" / "grid").rglob("model.safetensors"))) == 12
+
+
+def test_the_message_about_a_bad_experiment_is_the_printed_one(tmp_path: Path, monkeypatch, capsys):
+    (experiment,) = blocks("experiments.md", "yaml")
+    bad = (
+        experiment.replace("clients", "clinets").replace("fedgmt", "fedgtm").replace("lr: 0.05", "lr: -0.05")
+    )
+    (tmp_path / "skewed.yaml").write_text(bad)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedflat", "run", "skewed.yaml"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.strip() in (DOCS / "experiments.md").read_text("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import platform
 
@@ -27,3 +28,9 @@ def keep_memory() -> bool:
         return False
     kept = mallopt(_M_MMAP_THRESHOLD, _LARGEST) or mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_OLD_GLIBC)
     return bool(kept and mallopt(_M_TRIM_THRESHOLD, _LARGEST))
+
+
+def give_back() -> None:
+    """Give freed memory back to the system. glibc keeps vectors' worth of it between small things still in use."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere there is no need
+        ctypes.CDLL(None).malloc_trim(0)

@@ -5,8 +5,6 @@ The clients used last stay in memory, the others lie on disk; how a crash does n
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,6 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from .allocator import give_back
 from .errors import FedflatError
 from .slots import Archive, new_vector
 
@@ -168,12 +167,6 @@ class ClientStore:
         self._bytes -= size
         self._dropped += size
         return vectors
-
-
-def give_back() -> None:
-    """Give freed memory back to the system. glibc keeps vectors' worth of it between small things still in use."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere there is no need
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _size(vectors: Mapping[str, Tensor]) -> int:

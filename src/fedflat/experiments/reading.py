@@ -36,18 +36,22 @@ class ExperimentError(FedflatError):
     """All that is wrong with an experiment."""
 
     def __init__(self, source: str, problems: Sequence[Problem], lines: Mapping[Place, int]) -> None:
-        self.problems = list(problems)
-        told = [_told(problem, lines) for problem in problems]
+        self.problems = sorted(problems, key=lambda problem: _line(problem, lines) or 0)
+        told = [_told(problem, lines) for problem in self.problems]
         head = f"{source} has {len(told)} problems:" if len(told) > 1 else f"{source}:"
         super().__init__("\n  ".join([head, *told]) if len(told) > 1 else f"{head} {told[0]}")
 
 
 def _told(problem: Problem, lines: Mapping[Place, int]) -> str:
-    place = problem.place
-    line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
-    name = ".".join(map(str, place))
+    line, name = _line(problem, lines), ".".join(map(str, problem.place))
     where = [f"line {line}"] if line is not None else []
     return f"{', '.join([*where, name] if name else where)}: {problem.sentence}".removeprefix(": ")
+
+
+def _line(problem: Problem, lines: Mapping[Place, int]) -> int | None:
+    """The line of the key, or of what it is part of."""
+    place = problem.place
+    return next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ def _sentence(place: Place, items: list[Any]) -> str:
     for kind, words in BOUNDS.items():
         if kind in kinds:
             bound = next(iter(kinds[kind].values()))
-            return f"{name} must be {words} {bound}, not {given}."
+            return f"{name} must be {words} {bound:g}, not {given}."
     expected = list(dict.fromkeys(EXPECTED[kind] for kind in kinds if kind in EXPECTED))
     return f"{name} must be {' or '.join(expected) or 'something else'}, not {given!r}."
 
