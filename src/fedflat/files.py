@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from .errors import FedflatError
 
@@ -37,19 +39,31 @@ def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise
-        if durable and os.name == "posix":  # elsewhere a directory cannot be synced, and need not be
-            directory = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+        if durable:
+            sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Return when the names in a directory have reached the disk."""
+    if os.name == "posix":  # elsewhere a directory cannot be synced, and need not be
+        directory = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 class Lock:
-    """A lock on a file that vanishes with the process that holds it, however that ends."""
+    """A lock on a file that vanishes with the process that holds it, however that ends.
+
+    Processes that it forks do not hold it: they may outlive it for a while.
+    """
+
+    _all: ClassVar[weakref.WeakSet[Lock]] = weakref.WeakSet()
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a+")
+        self._all.add(self)
 
     def acquire(self) -> bool:
         """Whether nobody else holds it; where the system has no such locks, always."""
@@ -59,10 +73,22 @@ class Lock:
             return True
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
+        except OSError:  # not on this file system
+            return True
         return True
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked process: close the files, which leaves the locks with the parent."""
+        for lock in list(cls._all):
+            lock.release()
 
     def release(self) -> None:
         """Let go of it."""
         self._file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Lock.forget_all)

@@ -13,11 +13,12 @@ One process at a time writes to it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +30,7 @@ from torch import nn
 from .checkpoint import read_checkpoint, write_checkpoint
 from .environment import environment
 from .errors import FedflatError
-from .files import Lock, explained, replace_file
+from .files import Lock, explained, replace_file, sync_directory
 from .server import Server
 from .store import ClientStore
 
@@ -61,7 +62,9 @@ class RunDirectory:
         """what a person should know about going on"""
         self._every = checkpoint_every
         self._cost, self._last = 0.0, time.monotonic()
-        self._metrics: IO[str] | None = None
+        self._before: str | None = None
+        """name of the last checkpoint"""
+        self._metrics: IO[bytes] | None = None
         self._settings, self._experiment = settings, experiment
         try:
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -81,19 +84,22 @@ class RunDirectory:
             raise
 
     def _open(self, resume: bool) -> None:
-        begun = (self.path / "metrics.jsonl").exists()
+        begun = (self.path / "metrics.jsonl").exists() or bool(self._checkpoints())
         if begun and not resume:
             raise FedflatError(
                 f"{self.path} already holds a run. Go on with it (`fedflat resume {self.path}`), choose another "
                 "directory, or remove this one."
             )
-        if begun:
-            self._check_same(read_settings(self.path))
+        before = read_settings(self.path) if begun else {}
+        self._check_same(before)
+        with explained(f"{self.path} cannot be written"):
+            for leftover in self.path.rglob(".*.unfinished"):
+                leftover.unlink()
         self._about = {
             "format": FORMAT,
             **self._settings,
             "environment": environment(),
-            "started": _now(),
+            "started": before.get("started", _now()),
         }
         replace_file(self.path / "run.json", _json(self._about))
         if self._experiment is not None:
@@ -101,15 +107,12 @@ class RunDirectory:
             replace_file(self.path / "experiment.yaml", text.encode())
 
     def _check_same(self, before: dict[str, Any]) -> None:
-        for name, value in self._settings.items():
-            if name in ("rounds", "how"):
-                continue
-            was = before.get(name)
-            if was != json.loads(json.dumps(value)):
-                raise FedflatError(
-                    f"{self.path} holds a run with {name} {was}, not {value}. "
-                    "Choose another directory, or give the same settings."
-                )
+        now = json.loads(_json({k: v for k, v in self._settings.items() if k not in ("rounds", "how")}))
+        found = difference(before, now)
+        if found is not None:
+            raise FedflatError(
+                f"{self.path} holds a run with {found}. Choose another directory, or give the same settings."
+            )
 
     # -- going on ----------------------------------------------------------------------------------
 
@@ -117,8 +120,8 @@ class RunDirectory:
         self, server: Server, budget: int | None, device: torch.device | str
     ) -> tuple[ClientStore, list[dict[str, Any]]]:
         """Put the server where the last sound checkpoint left it; the clients' store and the rows until then."""
-        found = sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
-        for path in found:
+        problems: list[str] = []
+        for path in reversed(self._checkpoints()):
             try:
                 vectors, numbers = read_checkpoint(path)
                 stores = [
@@ -128,37 +131,46 @@ class RunDirectory:
                 for store in stores:
                     store.verify()
             except FedflatError as problem:
-                self.notice(f"{problem} Going back to the checkpoint before it.")
+                problems.append(str(problem))
                 continue
             done = numbers.pop("rounds done")
             rows = self._cut_metrics(done)
-            if len(rows) < done:
-                raise FedflatError(
-                    f"{self.path / 'metrics.jsonl'} has {len(rows)} rounds, the checkpoint {done}; lines were "
-                    "removed. Put them back, or start anew in another directory."
-                )
             server.restore(vectors, numbers)
             clients, server.per_client = stores
+            self._before = path.stem
+            for sentence in problems:
+                self.notice(f"{sentence} Going back to the checkpoint before it, after round {done}.")
             self.log(f"going on after round {done}")
             return clients, rows
-        if found:
+        if problems:
             raise FedflatError(
-                f"No checkpoint in {self.path} is sound. Remove the directory to start anew, or use another."
+                f"No checkpoint in {self.path} is sound. {' '.join(problems)} Remove the directory to start anew, "
+                "or use another."
             )
         clients, server.per_client = (
             ClientStore(self.path / "state" / side, budget, device) for side in ("clients", "server")
         )
+        with explained(f"{self.path} cannot be written"):
+            sync_directory(self.path / "state")
         self._cut_metrics(0)
         self.log("started")
         return clients, []
 
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
+
     def _cut_metrics(self, done: int) -> list[dict[str, Any]]:
         """The rows of the rounds before `done`, which alone stay in the file."""
         path = self.path / "metrics.jsonl"
-        rows = [row for row in read_metrics(self.path) if row["index"] < done] if path.exists() else []
+        rows = [row for row in read_metrics(self.path) if row["index"] < done] if done else []
+        if len(rows) < done:
+            raise FedflatError(
+                f"{path} has {len(rows)} rounds, the checkpoint {done}; lines were removed. Put them back, or start "
+                "anew in another directory."
+            )
         replace_file(path, b"".join(_line(row) for row in rows))
         with explained(f"{path} cannot be written"):
-            self._metrics = path.open("a")
+            self._metrics = path.open("ab", buffering=0)
         return rows
 
     # -- during the run ----------------------------------------------------------------------------
@@ -166,9 +178,10 @@ class RunDirectory:
     def round(self, row: dict[str, Any]) -> None:
         """Append one round."""
         assert self._metrics is not None
-        with explained(f"{self.path / 'metrics.jsonl'} cannot be written. {self._intact()}"):
-            self._metrics.write(_line(row).decode())
-            self._metrics.flush()
+        with self._keeping_checkpoints(), explained(f"{self.path / 'metrics.jsonl'} cannot be written"):
+            line = _line(row)
+            while line:
+                line = line[self._metrics.write(line) :]
         for sentence in row.get("rejected", ()):
             self.log(f"upload refused: {sentence}")
 
@@ -184,29 +197,36 @@ class RunDirectory:
         began = time.monotonic()
         name = f"round-{done:07d}"
         place = self.path / "checkpoints"
-        try:
+        with self._keeping_checkpoints(), explained(f"{place} cannot be written"):
             with explained(f"{self.path / 'metrics.jsonl'} cannot be written"):
                 os.fsync(self._metrics.fileno())
             clients.checkpoint(name)
             server.per_client.checkpoint(name)
             vectors, numbers = server.snapshot()
             write_checkpoint(place / f"{name}.safetensors", vectors, {"rounds done": done, **numbers})
-        except FedflatError as problem:
-            raise FedflatError(f"{problem} {self._intact()}") from problem
-        for old in sorted(place.glob("round-*.safetensors"))[:-2]:
-            old.unlink()
-        self._last = time.monotonic()
+            for old in self._checkpoints():
+                if old.stem not in (name, self._before):
+                    old.unlink()
+        self._before, self._last = name, time.monotonic()
         self._cost = self._last - began
 
-    def _intact(self) -> str:
-        return f"Earlier checkpoints are intact: make room, then `fedflat resume {self.path}`."
+    @contextlib.contextmanager
+    def _keeping_checkpoints(self) -> Iterator[None]:
+        """What cannot be written does no harm to what has been."""
+        try:
+            yield
+        except FedflatError as problem:
+            raise FedflatError(
+                f"{problem} Earlier checkpoints are intact: make room, then `fedflat resume {self.path}`."
+            ) from problem
 
     def finish(self, module: nn.Module) -> None:
         """Write the trained model."""
         weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
-        replace_file(self.path / "model.safetensors", save(weights))
-        replace_file(self.path / "run.json", _json({**self._about, "finished": _now()}))
-        self.log("finished")
+        with self._keeping_checkpoints():
+            replace_file(self.path / "model.safetensors", save(weights))
+            replace_file(self.path / "run.json", _json({**self._about, "finished": _now()}))
+            self.log("finished")
 
     def notice(self, sentence: str) -> None:
         """Say something that a person should know, and log it."""
@@ -247,12 +267,12 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """One row per round; a last line that a crash cut off is left out."""
     file = Path(path) / "metrics.jsonl"
     with explained(f"{file} cannot be read"):
-        lines = file.read_text().splitlines()
+        lines = file.read_bytes().splitlines()
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
+        except ValueError:  # no JSON, or no text
             if number < len(lines):
                 raise FedflatError(f"{file}, line {number}, is not JSON; was it edited?") from None
     return rows
@@ -268,6 +288,14 @@ def _json(value: Any) -> bytes:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def difference(was: Any, now: Any, name: str = "") -> str | None:
+    """The first thing that is not what it was; what was not noted then is not compared."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        inner = (difference(was[key], now[key], f"{name}.{key}") for key in now if key in was)
+        return next((found for found in inner if found is not None), None)
+    return None if was == now else f"{name.removeprefix('.')} {was}, not {now}"
 
 
 def _finite(value: Any) -> Any:

@@ -198,9 +198,10 @@ class Archive:
         for slots in self._slots.values():
             slots.sync()
         Table(self._kinds, b"".join(self.rows.values())).write(self.directory / f"{name}.table")
-        for table in self.directory.glob("*.table"):
-            if table.stem not in (name, self._last):
-                table.unlink()
+        with explained(f"{self.directory} cannot be written"):
+            for table in self.directory.glob("*.table"):
+                if table.stem not in (name, self._last):
+                    table.unlink()
         for slots in self._slots.values():
             slots.turn()
         self._last = name

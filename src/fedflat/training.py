@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .allocator import give_back, keep_memory
 from .composition import as_method
 from .data.federation import Federation
 from .engines import Engine, Job, make_engine
@@ -175,6 +177,7 @@ def train(
         raise FedflatError(f"threads={threads}: give at least 1.")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    keep_memory()
     try:
         federation = federation.to(dtype, device)
         module = build_model(model, federation, seed) if isinstance(model, str) else copy.deepcopy(model)
@@ -197,6 +200,7 @@ def train(
                 "participation": str(participation),
                 "weighting": weighting,
                 "evaluate": evaluate,
+                "eval_every": eval_every,
                 "buffers": buffers,
                 "dtype": str(dtype).removeprefix("torch."),
                 "seed": seed,
@@ -223,10 +227,21 @@ def train(
         return Run(method, history, trained, server, store)
     finally:
         torch.set_num_threads(before)
+        give_back()
 
 
 def _about(federation: Federation) -> dict[str, Any]:
-    return {"name": federation.name, "clients": len(federation), "samples": federation.samples}
+    """What a run on other data, or on the same data dealt out in another way, has not in common."""
+    about: dict[str, Any] = {
+        "name": federation.name,
+        "clients": len(federation),
+        "samples": federation.samples,
+    }
+    split = federation.labels_by_client()
+    if split is not None:
+        owners, labels = split
+        about["split"] = f"{crc32(labels.tobytes(), crc32(owners.tobytes())):08x}"
+    return about
 
 
 def _engine_name(engine: str | Engine) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from ..errors import FedflatError
@@ -189,14 +191,12 @@ def run(
         "state_memory": state_memory,
         "trackers": track,
     }
-    base = _load(file, {name: value for name, value in options.items() if value is not None}, set_)
+    usual: list[str | None] = list(DEMO) if file is None else [None]
+    bases = [_load(file, {"method": one, **options}, set_) for one in method or usual]
     if file is not None and out is None:
         out = Path("runs") / file.stem
-    usual: list[Any] = list(DEMO) if file is None else [base.method]
-    wanted: list[Any] = list(method) if method else usual
-    seeds = base.seed if isinstance(base.seed, list) else [base.seed]
-    experiments = [base.model_copy(update={"method": one, "seed": seed}) for seed in seeds for one in wanted]
-    _check_methods(wanted)
+    seeds = bases[0].seed if isinstance(bases[0].seed, list) else [bases[0].seed]
+    experiments = [base.model_copy(update={"seed": seed}) for seed in seeds for base in bases]
     runs = _run_all(experiments, out)
     if method is None and file is None:
         console.print(
@@ -249,18 +249,11 @@ def _load(file: Path | None, options: dict[str, Any], given: list[str] | None) -
         parse_value,
     )
 
-    changes = {**options, **{key: parse_value(text) for key, text in parse_changes(given or []).items()}}
+    changes = {name: value for name, value in options.items() if value is not None}
+    changes |= {key: parse_value(text) for key, text in parse_changes(given or []).items()}
     if file is not None:
         return load_experiment(file, changes)
     return make_experiment(changed({}, changes))
-
-
-def _check_methods(methods: list[Any]) -> None:
-    """All of them, before the first one is trained."""
-    from ..composition import as_method
-
-    for method in methods:
-        as_method(method)
 
 
 def _run_all(experiments: list[Experiment], out: Path | None, resuming: bool = False) -> list[Run]:
@@ -273,23 +266,26 @@ def _run_all(experiments: list[Experiment], out: Path | None, resuming: bool = F
     runs: list[Run] = []
     federation: Federation | None = None
     last_seed: Any = None
-    for experiment in experiments:
+    directories = [out] if resuming else _directories(out, experiments)
+    for experiment, directory in zip(experiments, directories, strict=True):
         filled = experiment.filled()
         if federation is None or filled.seed != last_seed:
             federation = make_federation(filled, filled.seed if isinstance(filled.seed, int) else 0)
             last_seed = filled.seed
             _announce(filled, federation)
         label = as_method(filled.method).name
-        directory = out if resuming else _directory(out, label, filled, experiments)
         rounds = filled.rounds or 1
-        with (
-            RunProgress(console, label, rounds) as progress,
-            stopping_at_round_end(progress.announce_stop) as stop,
-            _notices(),
-        ):
-            run = run_experiment(filled, directory, resuming, progress.update, stop, federation)
+        try:
+            with (
+                RunProgress(console, label, rounds) as progress,
+                stopping_at_round_end(progress.announce_stop) as stop,
+                _notices(),
+            ):
+                run = run_experiment(filled, directory, resuming, progress.update, stop, federation)
+        except KeyboardInterrupt:
+            _interrupted(directory, "at once")
         if len(run.history) < rounds:
-            _interrupted(directory, len(run.history), rounds)
+            _interrupted(directory, f"after round {len(run.history)} of {rounds}")
         runs.append(run)
     assert federation is not None
     console.print(_summary(runs, federation))
@@ -331,17 +327,16 @@ def _notices() -> Iterator[None]:
             yield
         finally:
             for sentence in dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning):
-                console.print(f"[yellow]Note:[/] {sentence}", highlight=False, soft_wrap=True)
+                console.print(f"[yellow]Note:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
 
 
-def _interrupted(directory: Path | None, done: int, rounds: int) -> None:
+def _interrupted(directory: Path | None, when: str) -> NoReturn:
     if directory is None:
-        console.print(f"Stopped after round {done} of {rounds}; without --out nothing is kept.")
+        console.print(f"Stopped {when}; without --out nothing is kept.", highlight=False)
     else:
+        command = f"fedflat resume {shlex.quote(str(directory))}"
         console.print(
-            f"Stopped after round {done} of {rounds}. Go on with\n  fedflat resume {directory}",
-            highlight=False,
-            soft_wrap=True,
+            f"Stopped {when}. Go on with\n  {command}", markup=False, highlight=False, soft_wrap=True
         )
     raise typer.Exit(130)
 
@@ -354,15 +349,24 @@ def _engine(name: str | None, workers: int | None) -> str | None:
     return f"workers:{workers}"
 
 
-def _directory(
-    out: Path | None, name: str, experiment: Experiment, experiments: list[Experiment]
-) -> Path | None:
-    """One directory for one run; one in it for each of several."""
+def _directories(out: Path | None, experiments: list[Experiment]) -> list[Path | None]:
+    """One directory for one run; one in it for each of several, named after what makes it differ."""
+    from ..composition import as_method
+    from ..experiments.sweep import slug
+
     if out is None or len(experiments) == 1:
-        return out
-    part = "".join(c if c.isalnum() or c in "-.=" else "_" for c in name.lower())
+        return [out] * len(experiments)
+    methods = [str(e.method) for e in experiments]
+    names = [as_method(e.method).name for e in experiments]
+    if len(set(names)) < len(set(methods)):  # one method with several parameters
+        names = methods
     several = len({str(e.seed) for e in experiments}) > 1
-    return out / (f"{part}-seed{experiment.seed}" if several else part)
+    parts = [
+        slug(name) + (f"-seed{e.seed}" if several else "") for name, e in zip(names, experiments, strict=True)
+    ]
+    if len(set(parts)) < len(parts):
+        raise FedflatError("Two of the runs would be the same: give every method and every seed once.")
+    return [out / part for part in parts]
 
 
 def _summary(runs: list[Run], federation: Federation) -> Table:

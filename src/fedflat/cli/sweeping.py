@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .options import app, console
@@ -39,19 +40,24 @@ def sweep(
     from ..experiments.running import stopping_at_round_end
     from ..experiments.sweep import grid, run_cells
 
-    content, _ = read_file(file)
+    content, lines = read_file(file)
     settings = {key: split_values(text) for key, text in parse_changes(set_ or []).items()}
     methods = split_values(method) if method else []
     place = out or Path("runs") / file.stem
-    cells = grid(content, place, methods, settings, _seeds(seeds, content.get("seed", 0)), str(file))
-    with (
-        GridProgress([cell.experiment.filled().rounds or 1 for cell in cells]) as progress,
-        stopping_at_round_end(progress.announce_stop) as stop,
-    ):
-        failed = run_cells(cells, jobs, progress, stop)
-        interrupted = stop()
+    wanted = _seeds(seeds, settings.pop("seed", content.get("seed", 0)))
+    cells = grid(content, place, methods, settings, wanted, str(file), lines)
+    failed: dict[str, str] = {}
+    try:
+        with (
+            GridProgress([cell.experiment.filled().rounds or 1 for cell in cells]) as progress,
+            stopping_at_round_end(progress.announce_stop) as stop,
+        ):
+            failed = run_cells(cells, jobs, progress, stop)
+            interrupted = stop()
+    except KeyboardInterrupt:
+        interrupted = True
     for name, problem in failed.items():
-        console.print(f"[red]{name}:[/] {problem}", highlight=False, soft_wrap=True)
+        console.print(f"[red]{name}:[/] {escape(problem)}", highlight=False, soft_wrap=True)
     if interrupted:
         console.print("Interrupted; the same command goes on.")
         raise typer.Exit(130)
@@ -61,16 +67,16 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _seeds(text: str, otherwise: object) -> list[int]:
+def _seeds(text: str, otherwise: Any) -> list[Any]:
+    """What is asked for, or what the file says, right or wrong."""
     from ..errors import FedflatError
 
     if not text:
-        return otherwise if isinstance(otherwise, list) else [int(str(otherwise))]
-    try:
-        given = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise FedflatError(f"--seeds {text}: write how many, such as 3, or which, such as 0,5,7.") from None
-    return given if "," in text else list(range(given[0]))
+        return otherwise if isinstance(otherwise, list) and otherwise else [otherwise]
+    if not all(part.strip().isdecimal() for part in text.split(",")) or text.strip("0 ") == "":
+        raise FedflatError(f"--seeds {text}: write how many, such as 3, or which, such as 0,5,7.")
+    given = [int(part) for part in text.split(",")]
+    return given if len(given) > 1 else list(range(given[0]))
 
 
 class GridProgress:
@@ -112,6 +118,5 @@ class GridProgress:
         self._ended += 1
         self._bar.update(self._task, runs=f"{self._ended}/{self._cells} runs")
         if not console.is_terminal:
-            console.print(
-                f"{self._ended}/{self._cells} runs  {cell.name}  {problem or 'done'}", soft_wrap=True
-            )
+            told = f"{self._ended}/{self._cells} runs  {cell.name}  {problem or 'done'}"
+            console.print(told, markup=False, soft_wrap=True)

@@ -55,7 +55,11 @@ def make_participation(given: int | str | list[list[int]] | None) -> Participati
 
 def make_partition(given: str | dict[str, Any]) -> Partition:
     """How data is dealt out, from its text or its parts."""
-    return parse_partition(given) if isinstance(given, str) else partition_from_parts(given)
+    if isinstance(given, str):
+        return parse_partition(given)
+    if not isinstance(given.get("name"), str):
+        raise FedflatError("say which partition it is: {name: dirichlet, alpha: 0.1}.")
+    return partition_from_parts(given)
 
 
 def check_dataset(experiment: Experiment) -> None:
@@ -78,6 +82,16 @@ def check_model(name: str) -> None:
     bare = name.partition(":")[0]
     if bare not in model_names():
         raise FedflatError(f"there is no model '{bare}'.{nearest(bare, model_names())}")
+
+
+def check_device(name: str) -> None:
+    """Whether this machine has such a device."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise FedflatError(
+            f"'{name}' cannot be used here: write cpu, or cuda on a machine with a GPU."
+        ) from None
 
 
 def read_dataset(

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..usual import usual
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Seed = Annotated[int, Field(ge=0, strict=True)]
 
@@ -28,8 +28,8 @@ class LocalSection(_Section):
     """The clients' optimiser."""
 
     lr: Positive | None = Field(default=None, description="learning rate")
-    lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="factor on lr every round")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of SGD, anew every round")
+    lr_decay: Annotated[Positive, Field(le=1)] = Field(default=1.0, description="factor on lr every round")
+    momentum: Annotated[NotNegative, Field(lt=1)] = Field(default=0.0, description="of SGD, anew every round")
     weight_decay: NotNegative = 0.0
     epochs: Count | None = Field(default=None, description="over the client's samples, every round")
     steps: Count | None = Field(default=None, description="instead of epochs")
@@ -76,7 +76,9 @@ class Experiment(_Section):
     seed: Seed | list[Seed] = Field(default=0, description="of everything random; a list is one run for each")
     engine: str | None = Field(default=None, description="inprocess, workers or workers:3")
     threads: Count = 1
-    state_memory: str | None = Field(default=None, description="for what is kept per client, such as 2GiB")
+    state_memory: str | NotNegative | None = Field(
+        default=None, description="for what is kept per client, such as 2GiB"
+    )
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     checkpoint_every: Count | None = Field(

@@ -23,6 +23,9 @@ SECTIONS: dict[str, type[BaseModel]] = {"": Experiment, "local": LocalSection}
 Place = tuple[str | int, ...]
 """A key and its parents."""
 
+Lines = Mapping[Place, int | None]
+"""Where keys are in a file; None where a person changed them."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -35,20 +38,20 @@ class Problem:
 class ExperimentError(FedflatError):
     """All that is wrong with an experiment."""
 
-    def __init__(self, source: str, problems: Sequence[Problem], lines: Mapping[Place, int]) -> None:
+    def __init__(self, source: str, problems: Sequence[Problem], lines: Lines) -> None:
         self.problems = sorted(problems, key=lambda problem: _line(problem, lines) or 0)
         told = [_told(problem, lines) for problem in self.problems]
         head = f"{source} has {len(told)} problems:" if len(told) > 1 else f"{source}:"
         super().__init__("\n  ".join([head, *told]) if len(told) > 1 else f"{head} {told[0]}")
 
 
-def _told(problem: Problem, lines: Mapping[Place, int]) -> str:
+def _told(problem: Problem, lines: Lines) -> str:
     line, name = _line(problem, lines), ".".join(map(str, problem.place))
     where = [f"line {line}"] if line is not None else []
     return f"{', '.join([*where, name] if name else where)}: {problem.sentence}".removeprefix(": ")
 
 
-def _line(problem: Problem, lines: Mapping[Place, int]) -> int | None:
+def _line(problem: Problem, lines: Lines) -> int | None:
     """The line of the key, or of what it is part of."""
     place = problem.place
     return next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
@@ -61,7 +64,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Place, int]]:
     """The content of a YAML or TOML file, and the line of every key."""
     path = Path(path)
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
         raise FedflatError(f"{path} cannot be read: {reason}.") from None
@@ -80,29 +83,33 @@ def _read_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]
             return {}, {}
         if not isinstance(node, yaml.MappingNode):
             raise FedflatError(f"{path}: an experiment is a list of `key: value` lines.")
-        twice = _walk(node, (), lines)
-        if twice is not None:
-            raise ExperimentError(str(path), [Problem(twice, "it is there twice; keep one.")], lines)
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as problem:
-        line = f", line {problem.problem_mark.line + 1}" if problem.problem_mark else ""
-        raise FedflatError(f"{path}{line}: this is not YAML: {problem.problem}.") from None
-    except yaml.YAMLError as problem:
-        raise FedflatError(f"{path}: this is not YAML: {problem}.") from None
-    return _whole_numbers(content), lines
+        problem = _walk(node, (), lines)
+        if problem is not None:
+            raise ExperimentError(str(path), [problem], lines)
+        content = _whole_numbers(yaml.safe_load(text))
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise FedflatError(f"{path}{line}: this is not YAML: {error.problem}.") from None
+    except yaml.YAMLError as error:
+        raise FedflatError(f"{path}: this is not YAML: {str(error).splitlines()[0]}.") from None
+    except RecursionError:
+        raise FedflatError(f"{path}: an alias in it stands for itself; write the value there.") from None
+    return content, lines
 
 
-def _walk(node: yaml.MappingNode, place: Place, lines: dict[Place, int]) -> Place | None:
-    """Note the line of every key; the first key that occurs twice."""
+def _walk(node: yaml.MappingNode, place: Place, lines: dict[Place, int]) -> Problem | None:
+    """Note the line of every key; the first one that cannot be."""
     for key, value in node.value:
         here = (*place, str(key.value))
-        if here in lines:
-            return here
-        lines[here] = key.start_mark.line + 1
+        before, lines[here] = lines.get(here), key.start_mark.line + 1
+        if before is not None:
+            return Problem(here, f"it is there twice, first in line {before}; keep one.")
+        if isinstance(key, yaml.ScalarNode) and key.tag.split(":")[-1] not in ("str", "merge"):
+            return Problem(here, "there is no such key.")
         if isinstance(value, yaml.MappingNode):
-            twice = _walk(value, here, lines)
-            if twice is not None:
-                return twice
+            problem = _walk(value, here, lines)
+            if problem is not None:
+                return problem
     return None
 
 
@@ -190,7 +197,7 @@ def _with_parameter(method: Any, name: str, value: Any) -> Any:
 
 
 def make_experiment(
-    content: Mapping[str, Any], source: str = "The experiment", lines: Mapping[Place, int] | None = None
+    content: Mapping[str, Any], source: str = "The experiment", lines: Lines | None = None
 ) -> Experiment:
     """A checked experiment; what is wrong with it comes in one message."""
     lines = lines or {}
@@ -212,10 +219,16 @@ def make_experiment(
 def load_experiment(path: str | Path, changes: Mapping[str, Any] | None = None) -> Experiment:
     """A checked experiment from a file, with changes by dotted keys."""
     content, lines = read_file(path)
-    unchanged = {
-        place: line for place, line in lines.items() if ".".join(map(str, place)) not in (changes or {})
-    }
-    return make_experiment(changed(content, changes or {}), str(path), unchanged)
+    return make_experiment(changed(content, changes or {}), str(path), unchanged(lines, changes or {}))
+
+
+def unchanged(lines: Lines, changes: Iterable[str]) -> Lines:
+    """The lines of what still is as in the file; what is changed has none."""
+    for dotted in changes:
+        parts = tuple(dotted.split("."))
+        key = parts if parts[0] in SECTIONS else parts[:1]
+        lines = {**{place: line for place, line in lines.items() if place[: len(key)] != key}, key: None}
+    return lines
 
 
 def _merged(error: ValidationError) -> list[Problem]:
@@ -283,11 +296,19 @@ def check(experiment: Experiment) -> list[Problem]:
     from ..data.augmentation import find_augmentation
     from ..engines import make_engine
     from ..store import parse_size
-    from .building import check_dataset, check_model, make_participation, make_partition, make_sgd
+    from .building import (
+        check_dataset,
+        check_device,
+        check_model,
+        make_participation,
+        make_partition,
+        make_sgd,
+    )
 
     filled = experiment.filled()
     attempt("dataset", lambda: check_dataset(experiment))
     attempt("model", lambda: check_model(filled.model or "mlp"))
+    attempt("device", lambda: check_device(experiment.device))
     attempt("method", lambda: as_method(experiment.method))
     partition = attempt("partition", lambda: make_partition(experiment.partition))
     if experiment.augment is not None:
@@ -307,8 +328,11 @@ def check(experiment: Experiment) -> list[Problem]:
         from ..trackers import check_trackers
 
         attempt("trackers", lambda: check_trackers(experiment.trackers))
-    if isinstance(experiment.seed, list) and not experiment.seed:
+    seeds = experiment.seed if isinstance(experiment.seed, list) else [experiment.seed]
+    if not seeds:
         problems.append(Problem(("seed",), "the list is empty; give at least one."))
+    if len(set(seeds)) < len(seeds):
+        problems.append(Problem(("seed",), f"{seeds} has a seed twice; keep one."))
     return problems
 
 

@@ -64,7 +64,7 @@ def run_experiment(
             out=out,
             on_round=report,
             threads=filled.threads,
-            state_memory=filled.state_memory,
+            state_memory=None if filled.state_memory is None else str(filled.state_memory),
             resume=resume,
             checkpoint_every=filled.checkpoint_every,
             stop=stop,

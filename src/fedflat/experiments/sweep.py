@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FedflatError
+from ..rundirectory import difference
 from .experiment import Experiment
-from .reading import changed, make_experiment
+from .reading import Lines, changed, make_experiment, unchanged
+
+if TYPE_CHECKING:
+    from ..training import Round
 
 POLL = 0.2
-"""Seconds between looks at what the processes report."""
+"""Seconds between looks at whether to stop."""
+HOW = {
+    "rounds",
+    "engine",
+    "threads",
+    "device",
+    "state_memory",
+    "checkpoint_every",
+    "trackers",
+    "data",
+    "download",
+}
+"""What may differ between two runs of the same numbers."""
+DIED = "its process died; the system may have run out of memory. The same command goes on."
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -37,11 +55,13 @@ def grid(
     settings: Mapping[str, Sequence[Any]] | None = None,
     seeds: Sequence[int] = (0,),
     source: str = "The experiment",
+    lines: Lines | None = None,
 ) -> list[Cell]:
     """Every combination, each in a directory named after what makes it differ."""
     settings = settings or {}
     cells: dict[str, Cell] = {}
     values = list(settings.values())
+    lines = unchanged(lines or {}, [*settings, *(["method"] if methods else [])])
     for method in methods or [None]:
         for combination in itertools.product(*values):
             chosen = dict(zip(settings, combination, strict=True))
@@ -50,7 +70,7 @@ def grid(
             parts = [slug(str(method))] if method is not None else []
             parts += [slug(f"{key.split('.')[-1]}={value}") for key, value in varied.items()]
             for seed in seeds:
-                experiment = make_experiment(changed(start, {**chosen, "seed": seed}), source)
+                experiment = make_experiment(changed(start, {**chosen, "seed": seed}), source, lines)
                 name = "/".join([*parts, f"seed-{seed}"])
                 if name in cells:
                     raise FedflatError(f"The sweep has two runs called {name}; give every value once.")
@@ -79,83 +99,140 @@ def run_cells(
     watcher: Watcher,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
-    """Run what is not done yet, `jobs` at a time, each in a process of its own; sentences for those that failed.
+    """Run what is not done yet, `jobs` at a time; sentences for those that failed.
 
-    With several jobs each runs its clients in its own process, unless the experiment names an engine.
+    A run that takes its process down fails alone. With several jobs each runs its clients in its own process, unless
+    the experiment names an engine.
     """
-    by_name = {cell.name: cell for cell in cells}
-    context = multiprocessing.get_context("spawn")
-    news: Any = context.Manager().Queue()
-    stopping = context.Event()
-    failed: dict[str, str] = {}
-    with ProcessPoolExecutor(jobs, context, _prepare, (stopping,)) as pool:
-        waiting: dict[Future[str | None], Cell] = {
-            pool.submit(_run_cell, cell, news, jobs > 1): cell for cell in cells
-        }
-        while waiting:
-            ended, _ = wait(waiting, timeout=POLL, return_when=FIRST_COMPLETED)
-            while not news.empty():
-                name, done, accuracy = news.get()
-                watcher.round(by_name[name], done, accuracy)
-            for future in ended:
-                cell = waiting.pop(future)
+    waiting, stopping, failed = list(reversed(cells)), False, dict[str, str]()
+    busy: list[_Runner] = []
+    idle: list[_Runner] = []
+
+    def ended(cell: Cell, problem: str | None) -> None:
+        if problem is not None and problem != STOPPED:
+            failed[cell.name] = problem
+        watcher.finished(cell, problem)
+
+    try:
+        while busy or waiting:
+            while waiting and len(busy) < jobs:
+                cell = waiting.pop()
+                done, problem = _look(cell)
+                if done:
+                    watcher.round(cell, cell.experiment.filled().rounds or 1, None)
+                if done or problem is not None:
+                    ended(cell, problem)
+                    continue
+                busy.append(idle.pop() if idle else _Runner(alone=jobs > 1))
+                busy[-1].run(cell)
+            ready = wait([runner.pipe for runner in busy], POLL)
+            for runner in [runner for runner in busy if runner.pipe in ready]:
                 try:
-                    problem = future.result()
-                except BrokenProcessPool:
-                    problem = "its process died; the system may have run out of memory. Sweep again to go on."
-                if problem is not None:
-                    failed[cell.name] = problem
-                watcher.finished(cell, problem)
-            if stop() and not stopping.is_set():
-                stopping.set()
-                for future in list(waiting):
-                    if future.cancel():
-                        del waiting[future]
+                    kind, *news = runner.pipe.recv()
+                except (EOFError, OSError):
+                    kind, news = "died", [DIED]
+                if kind == "round":
+                    watcher.round(runner.cell, *news)
+                    continue
+                busy.remove(runner)
+                if kind == "ended":
+                    idle.append(runner)
+                ended(runner.cell, *news)
+            if not stopping and stop():
+                stopping = True
+                waiting.clear()
+                for runner in busy:
+                    runner.tell(None)
+    except BaseException:
+        for runner in busy:
+            runner.process.kill()
+        raise
+    finally:
+        for runner in (*busy, *idle):
+            runner.pipe.close()  # an idle one ends when its pipe does
+            runner.process.join()
     return failed
 
 
-_stopping: Any = None
+class _Runner:
+    """A process that does one run after the other."""
+
+    def __init__(self, alone: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.cell: Cell
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, alone))
+        with _deaf():
+            self.process.start()
+        theirs.close()
+
+    def run(self, cell: Cell) -> None:
+        """Begin with a run."""
+        self.cell = cell
+        self.tell(cell)
+
+    def tell(self, message: Cell | None) -> None:
+        """What to do next; None is to stop. If the process has died, that shows when its answer is read."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(message)
 
 
-def _prepare(stopping: Any) -> None:
-    """In every process of a sweep: the parent decides what an interruption means, and one thread each."""
-    global _stopping
-    _stopping = stopping
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started do not hear Ctrl-C: this one decides what it means."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _look(cell: Cell) -> tuple[bool, str | None]:
+    """Whether a run is done already; a sentence if what is there is another run."""
+    from .running import experiment_of, is_done
+
+    try:
+        if not is_done(cell.out, cell.experiment.filled().rounds):
+            return False, None
+        was, now = (e.filled().model_dump(exclude=HOW) for e in (experiment_of(cell.out), cell.experiment))
+    except FedflatError as problem:
+        return False, str(problem)
+    found = difference(was, now)
+    if found is None:
+        return True, None
+    return False, f"{cell.out} holds a run with {found}. Remove it, or choose another directory with --out."
+
+
+# -- in the process --------------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection, alone: bool) -> None:
+    """Do runs until there is nothing left to do, or nobody to do it for."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with contextlib.suppress(EOFError, OSError):
+        while (cell := pipe.recv()) is not None:
+            pipe.send(("ended", _run_cell(cell, pipe, alone)))
 
 
-def _orphaned() -> bool:
-    """Whether the process that runs the sweep is gone."""
-    parent = multiprocessing.parent_process()
-    return parent is not None and not parent.is_alive()
-
-
-def _run_cell(cell: Cell, news: Any, alone: bool) -> str | None:
+def _run_cell(cell: Cell, pipe: Connection, alone: bool) -> str | None:
     """One run, from its last checkpoint if it has one; a sentence if it fails."""
-    from .running import is_done, run_experiment
+    from .running import run_experiment
+
+    def report(round: Round) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any longer: then it stops after this round
+            pipe.send(("round", round.index + 1, round.accuracy))
 
     experiment = cell.experiment.filled()
     if alone and experiment.engine is None:
         experiment = experiment.model_copy(update={"engine": "inprocess"})
-    rounds = experiment.rounds or 1
     try:
-        if _orphaned():
-            return "the sweep was killed."
-        if is_done(cell.out, rounds):
-            news.put((cell.name, rounds, None))
-            return None
-        run_experiment(
-            experiment,
-            cell.out,
-            resume=True,
-            on_round=lambda r: news.put((cell.name, r.index + 1, r.accuracy)),
-            stop=lambda: _stopping.is_set() or _orphaned(),
-        )
+        run = run_experiment(experiment, cell.out, resume=True, on_round=report, stop=pipe.poll)
     except FedflatError as problem:
         return str(problem)
-    except (EOFError, ConnectionError):  # nobody listens any longer
-        return "the sweep was killed."
     except Exception as problem:  # a defect in one run must not end the others
         return f"{type(problem).__name__}: {problem}"
-    return None
+    return STOPPED if len(run.history) < (experiment.rounds or 1) else None

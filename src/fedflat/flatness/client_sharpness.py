@@ -1,0 +1,72 @@
+"""SAM's sharpness of one model on every client's own data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.federation import Federation
+from ..errors import FedflatError
+from ..flat import FlatModel
+from ..local import LossFunction
+from .sharpness import sharpness
+
+
+@dataclass(frozen=True)
+class ClientSharpness:
+    """The sharpness of each client's loss."""
+
+    mean: float
+    """weighted by the clients' samples: `Σ (m_i/m) S_i`"""
+    std: float
+    """deviation of the clients' values from it, with the same weights"""
+    largest: float
+    clients: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, clients: Sequence[int], values: Sequence[float], samples: Sequence[int]) -> ClientSharpness:
+        """From values that are known."""
+        shares = [size / sum(samples) for size in samples]
+        mean = math.fsum(share * value for share, value in zip(shares, values, strict=True))
+        variance = math.fsum(share * (value - mean) ** 2 for share, value in zip(shares, values, strict=True))
+        return cls(mean, math.sqrt(variance), max(values), tuple(clients), tuple(values))
+
+
+def client_sharpness(
+    model: nn.Module | FlatModel,
+    federation: Federation,
+    rho: float = 0.05,
+    clients: Sequence[int] | None = None,
+    at: Tensor | None = None,
+    loss: LossFunction = F.cross_entropy,
+) -> ClientSharpness:
+    """`F_i(w + ρ n(∇F_i(w))) − F_i(w)` for every client i, F_i the mean loss on its training data.
+
+    FedGMT (Li et al. 2025), Eq. 4, on one client's data at a time, at the same global w. All clients unless some
+    are named. Two forward passes and a backward one over their data.
+    """
+    flat = FlatModel.of(model)
+    federation, chosen = fitting(federation, flat), choose(federation, clients)
+    values = [sharpness(flat, federation.client(client), rho, at, loss) for client in chosen]
+    return ClientSharpness.of(chosen, values, [federation.size(client) for client in chosen])
+
+
+def fitting(federation: Federation, model: FlatModel) -> Federation:
+    """The federation in the floating type and on the device of the model."""
+    return federation.to(model.vector.dtype, model.vector.device)
+
+
+def choose(federation: Federation, clients: Sequence[int] | None) -> list[int]:
+    """The named clients; all where none are named."""
+    if clients is None:
+        return list(range(len(federation)))
+    wrong = [client for client in clients if not 0 <= client < len(federation)]
+    if wrong or not clients:
+        which = f"there is no client {wrong[0]}" if wrong else "name at least one"
+        raise FedflatError(f"clients={list(clients)}: {which}; they are 0 to {len(federation) - 1}.")
+    return list(clients)
