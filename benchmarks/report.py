@@ -14,6 +14,7 @@ README = HERE / "README.md"
 
 PARTS = {
     "limit": "Against a bare PyTorch loop",
+    "breakdown": "Where the time goes",
     "peers": "Against other libraries",
     "methods": "Every method relative to FedAvg",
     "memory": "Memory",

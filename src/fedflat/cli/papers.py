@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..errors import FedflatError
 from .options import app, console
+from .running import Set
 from .sweeping import GridProgress, _seeds
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="full, as in the paper, or small, to see in minutes that it runs.")
     ] = "full",
+    set_: Set = None,
     seeds: Annotated[str, typer.Option(help="How many seeds, or which.")] = "1",
     jobs: Annotated[int, typer.Option(help="Runs at a time, each on a core of its own.", min=1)] = 1,
     out: Annotated[
@@ -68,6 +70,7 @@ def reproduce(
 ) -> None:
     """Run cells of a paper's table and print ours beside theirs. The same command goes on where it was stopped."""
     from ..experiments.presets import choose, find_preset
+    from ..experiments.reading import parse_changes, parse_value
     from ..experiments.reproducing import added, plan_runs, tabulate
     from ..experiments.running import stopping_at_round_end
     from ..experiments.sweep import run_cells
@@ -78,7 +81,10 @@ def reproduce(
     chosen = choose(found.cells(), _words(cells), _words(rows))
     chosen += added(chosen, _words(add))
     place = out or Path("runs") / (preset if scale == "full" else f"{preset}-small")
-    planned = plan_runs(chosen, place, scale, _seeds(seeds, 0), None if data is None else str(data))
+    settings = {key: parse_value(text) for key, text in parse_changes(set_ or []).items()}
+    if data is not None:
+        settings["data"] = str(data)
+    planned = plan_runs(chosen, place, scale, _seeds(seeds, 0), settings)
     runs: dict[str, Cell] = {cell.name: cell for _, per_seed in planned for cell in per_seed}
     console.print(
         f"{found.where} of {found.paper}: {found.title}. {len(chosen)} cells, {len(runs)} runs.",

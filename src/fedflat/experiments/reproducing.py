@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,12 @@ def added(cells: Sequence[PaperCell], methods: Sequence[str]) -> list[PaperCell]
 
 
 def plan_runs(
-    cells: Sequence[PaperCell], out: Path, scale: str, seeds: Sequence[int], data: str | None
+    cells: Sequence[PaperCell], out: Path, scale: str, seeds: Sequence[int], settings: Mapping[str, Any]
 ) -> list[Planned]:
-    """Every cell with its runs; cells of the same experiment share them, under the first one's name."""
+    """Every cell with its runs; cells of the same experiment share them, under the first one's name.
+
+    `settings` are put in the place of the paper's, by dotted keys.
+    """
     contents = small(cells) if scale == "small" else [cell.content for cell in cells]
     names: dict[str, str] = {}
     planned = []
@@ -47,7 +50,7 @@ def plan_runs(
         name = names.setdefault(cell.run, f"{slug(cell.row)}/{slug(cell.column)}")
         runs = []
         for seed in seeds:
-            changes = {"seed": seed} | ({} if data is None else {"data": data})
+            changes = {**settings, "seed": seed}
             experiment = make_experiment(changed(content, changes), f"{cell.row}, {cell.column}")
             path = f"{name}/seed-{seed}"
             runs.append(Cell(path, experiment, out / path))

@@ -1,0 +1,57 @@
+"""The way of a client's local training through the weights, step by step (FedGMT, Figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..composition import as_method
+from ..data.federation import Shard
+from ..flat import FlatModel
+from ..local import LocalSGD, LocalTraining, LossFunction
+from ..mechanism import Value
+from ..messages import Download
+from ..method import Method
+
+
+class _Recorder(LocalTraining):
+    """Local training that remembers where it has been."""
+
+    path: list[Tensor]
+
+    def _take_step(self, first: bool) -> None:
+        super()._take_step(first)
+        self.path.append(self.w.clone())
+
+
+def local_trajectory(
+    model: nn.Module | FlatModel,
+    client: int,
+    data: Shard,
+    method: str | Method,
+    local: LocalSGD,
+    received: Mapping[str, Value] | None = None,
+    state: Mapping[str, Tensor] | None = None,
+    round: int = 0,
+    seed: int = 0,
+    loss: LossFunction = F.cross_entropy,
+) -> list[Tensor]:
+    """Where a client is after every local step of a round that starts at the model, the start first.
+
+    `received` are the vectors and numbers that the method's server sends beside the model, such as `r.server.state`
+    in `on_round`; `state` is what the client keeps, such as `run.clients.get(client)`.
+    """
+    flat = FlatModel.of(model)
+    start = flat.vector.clone()
+    training = _Recorder(flat, as_method(method), local, loss, seed)
+    training.path = [start]
+    download = Download(round, local.lr_in(round), start, dict(received or {}), flat.read_buffers())
+    buffers = flat.read_buffers()
+    try:
+        training.run(client, data, download, dict(state or {}))
+    finally:
+        flat.vector.copy_(start)
+        flat.write_buffers(buffers)
+    return training.path
