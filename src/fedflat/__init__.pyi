@@ -19,10 +19,34 @@ from .engines.inprocess import InProcess as InProcess
 from .engines.workers import Workers as Workers
 from .errors import FedflatError as FedflatError
 from .flat import FlatModel as FlatModel
+from .flatness import MEASURES as MEASURES
+from .flatness.client_sharpness import (
+    ClientSharpness as ClientSharpness,
+    client_sharpness as client_sharpness,
+)
+from .flatness.density import SpectralDensity as SpectralDensity, spectral_density as spectral_density
+from .flatness.discrepancy import (
+    Discrepancy as Discrepancy,
+    LocalModel as LocalModel,
+    flatness_discrepancy as flatness_discrepancy,
+)
+from .flatness.distance import FlatnessDistance as FlatnessDistance, flatness_distance as flatness_distance
+from .flatness.drift import gradient_drift as gradient_drift
+from .flatness.eigenvalues import Eigenvalues as Eigenvalues, hessian_eigenvalues as hessian_eigenvalues
+from .flatness.estimate import Estimate as Estimate
+from .flatness.low_pass import LowPass as LowPass, low_pass as low_pass
+from .flatness.measure import Measure as Measure
+from .flatness.radius import RadiusProfile as RadiusProfile, loss_along_radius as loss_along_radius
+from .flatness.round_change import round_loss_change as round_loss_change
 from .flatness.sharpness import sharpness as sharpness
+from .flatness.surface import Surface as Surface
+from .flatness.trace import hessian_trace as hessian_trace
+from .flatness.update_sums import Drift as Drift, UpdateSums as UpdateSums
+from .flatness.worst_case import WorstCase as WorstCase, worst_case_sharpness as worst_case_sharpness
 from .local import LocalSGD as LocalSGD
 from .mechanism import (
     Contract as Contract,
+    Correction as Correction,
     Mechanism as Mechanism,
     choice as choice,
     number as number,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -22,9 +23,9 @@ from torch import Tensor
 
 from .data.federation import Shard
 from .errors import FedflatError
-from .flat import FlatModel, Gradients, all_dense
+from .flat import FlatModel, Gradients, all_dense, inverse_norm
 from .frozen import FrozenModels, Passes
-from .mechanism import check_parameters, choice, number, overrides
+from .mechanism import Correction, Mechanism, check_parameters, choice, number, overrides
 from .messages import Download, Upload
 from .method import Method
 from .randomness import generator, torch_seeded
@@ -155,6 +156,21 @@ class Step:
         self.local.model.write(gradients, self._training.first_views)
         return self.first
 
+    def climb(self, length: float, normalize: bool) -> None:
+        """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
+        self.settle()
+        model = self.local.model
+        gradients, _ = self._training.differentiate(self)
+        if not all_dense(gradients):
+            model.write(gradients, self._training.first_views)
+            gradient = self._training.first
+            self.move(gradient, length * (inverse_norm(gradient) if normalize else 1.0))
+            return
+        dense = cast("tuple[Tensor, ...]", gradients)
+        if normalize:
+            length *= inverse_norm(torch.stack(torch._foreach_norm(dense)))
+        torch._foreach_add_(self._training.model_views, dense, alpha=length)
+
     def outputs_at(self, vector: Tensor) -> Tensor:
         """The outputs of the model with other weights, constant in this round, on this step's batch.
 
@@ -189,10 +205,18 @@ class LocalTraining:
         self.initial_buffers = model.read_buffers()
         hooks = {
             hook: [m for m in method.mechanisms if overrides(m, hook)]
-            for hook in ("begin", "shift", "loss", "direction", "end")
+            for hook in ("begin", "shift", "loss", "end")
         }
         self.begins, self.shifts, self.losses = hooks["begin"], hooks["shift"], hooks["loss"]
-        self.directions, self.ends = hooks["direction"], hooks["end"]
+        self.ends = hooks["end"]
+        self.correctors = [
+            m for m in method.mechanisms if overrides(m, "direction") or overrides(m, "correction")
+        ]
+        self.corrections: list[tuple[Mechanism, Correction | None]] = []
+        self.folded: Correction | None = None
+        """all corrections of this round in one, where they are alike in every step"""
+        self.drift: Tensor | None = None
+        """its vectors, summed and scaled by −η"""
         # Without shifts the iterate lives in the model itself; with them it is kept beside the model,
         # whose vector then is only the place where gradients are taken: nothing is ever restored.
         self.w = torch.empty_like(model.vector) if self.shifts else model.vector
@@ -200,7 +224,7 @@ class LocalTraining:
         self.direction_views = model.split(self.direction)
         self.first_views = model.split(self.first)
         self.w_views = model.split(self.w)
-        self._corrected = bool(self.directions or sgd.clip_norm)
+        self.model_views = model.split(model.vector)
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
         self.momentum_views = None if self.momentum is None else model.split(self.momentum)
         self.local = Local(model, self.w)
@@ -239,6 +263,7 @@ class LocalTraining:
         with torch_seeded(self.seed, "model", download.round, client):
             for mechanism in self.begins:
                 mechanism.begin(local)
+            self._fold_corrections()
             for index, (inputs, targets) in enumerate(self._batches(client, shard)):
                 self.step.next_batch(index, inputs, targets)
                 self._take_step(first=index == 0)
@@ -282,36 +307,69 @@ class LocalTraining:
         step.settle()
         gradients, loss = self.differentiate(step)
         self._loss_sum += loss
-        if not self._corrected:  # the gradient alone moves the iterate: no need to gather it first
-            self._descend(gradients, first)
+        if self.folded is not None:  # no need to gather the gradient first
+            self._descend(gradients, self.folded)
+            return
+        if not self.corrections and sgd.clip_norm is None:
+            self._descend_with_memory(gradients, first)
             return
         self.model.write(gradients, self.direction_views)
         if sgd.clip_norm is not None and sgd.clip_stage == "gradient":
             clip_(d, sgd.clip_norm)
-        for mechanism in self.directions:
-            mechanism.direction(step, d)
+        for mechanism, correction in self.corrections:
+            if correction is None:
+                mechanism.direction(step, d)
+            else:
+                correction.apply(d, self.w)
         if sgd.clip_norm is not None and sgd.clip_stage == "direction":
             clip_(d, sgd.clip_norm)
-        sgd_([self.w], [d], None if self.momentum is None else [self.momentum], sgd, self.local.lr, first)
+        momentum = None if self.momentum is None else [self.momentum]
+        sgd_([self.w], [d], momentum, sgd.momentum, sgd.weight_decay, self.local.lr, first)
 
-    def _descend(self, gradients: Gradients, first: bool) -> None:
-        """An SGD step along the gradient, piece by piece; of an embedding only the rows in the batch."""
-        sgd, lr = self.sgd, self.local.lr
+    def _fold_corrections(self) -> None:
+        """Find out how directions are corrected in this round."""
+        sgd, local = self.sgd, self.local
+        self.corrections = [(m, m.correction(local)) for m in self.correctors]
+        known = [correction for _, correction in self.corrections if correction is not None]
+        self.folded = self.drift = None
+        if len(known) < len(self.corrections) or sgd.momentum or sgd.clip_norm is not None:
+            return
+        self.folded = reduce(Correction.then, known, Correction()).then(Correction(pull=sgd.weight_decay))
+        if self.folded.vectors:
+            self.drift = local.scratch("drift").zero_()
+            for vector, weight in self.folded.vectors:
+                self.drift.add_(vector, alpha=-local.lr * weight)
+
+    def _descend(self, gradients: Gradients, correction: Correction) -> None:
+        """`w ← (1 − η pull) w + drift − η scale g`, piece by piece; of an embedding only the rows in the batch."""
+        kept, alpha = 1.0 - self.local.lr * correction.pull, -self.local.lr * correction.scale
+        if self.drift is not None:
+            torch.add(self.drift, self.w, alpha=kept, out=self.w)
+        elif kept != 1.0 and correction.scale > 0 and all_dense(gradients):
+            lr, decay = self.local.lr * correction.scale, correction.pull / correction.scale
+            sgd_(self.w_views, self._aligned(cast("tuple[Tensor, ...]", gradients)), None, 0.0, decay, lr)
+            return
+        elif kept != 1.0:
+            self.w.mul_(kept)
         if all_dense(gradients):
-            dense = self._aligned(cast("tuple[Tensor, ...]", gradients))
-            sgd_(self.w_views, dense, self.momentum_views, sgd, lr, first)
-        elif sgd.momentum or sgd.weight_decay:
-            self.model.write(gradients, self.direction_views)
-            sgd_(self.w_views, self.direction_views, self.momentum_views, sgd, lr, first)
+            torch._foreach_add_(self.w_views, cast("tuple[Tensor, ...]", gradients), alpha=alpha)
+            return
+        for w, gradient in zip(self.w_views, gradients, strict=True):
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.coalesce()
+                w.index_add_(0, gradient.indices()[0], gradient.values(), alpha=alpha)
+            elif gradient is not None:
+                w.add_(gradient, alpha=alpha)
+
+    def _descend_with_memory(self, gradients: Gradients, first: bool) -> None:
+        """A step of SGD with momentum along the gradient alone."""
+        pieces = self.direction_views
+        if all_dense(gradients):
+            pieces = self._aligned(cast("tuple[Tensor, ...]", gradients))
         else:
-            for w, gradient in zip(self.w_views, gradients, strict=True):
-                if gradient is None:
-                    continue
-                if gradient.is_sparse:
-                    gradient = gradient.coalesce()
-                    w.index_add_(0, gradient.indices()[0], gradient.values(), alpha=-lr)
-                else:
-                    w.add_(gradient, alpha=-lr)
+            self.model.write(gradients, pieces)
+        sgd = self.sgd
+        sgd_(self.w_views, pieces, self.momentum_views, sgd.momentum, sgd.weight_decay, self.local.lr, first)
 
     def _aligned(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
         """Gradients that lie in memory as the parameters do, which the fused update takes for granted."""
@@ -369,20 +427,21 @@ def sgd_(
     w: list[Tensor],
     d: list[Tensor] | tuple[Tensor, ...],
     momentum: list[Tensor] | None,
-    sgd: LocalSGD,
+    mu: float,
+    weight_decay: float,
     lr: float,
-    first: bool,
+    first: bool = False,
 ) -> None:
     """`b ← μ b + d + λ w` (b is d + λ w in the first step), `w ← w − η b`, in one sweep over memory."""
-    if momentum is None and not sgd.weight_decay:
+    if momentum is None and not weight_decay:
         torch._foreach_add_(w, d, alpha=-lr)
         return
     torch._fused_sgd_(
         w,
         d,
         momentum if momentum is not None else [],
-        weight_decay=sgd.weight_decay,
-        momentum=sgd.momentum,
+        weight_decay=weight_decay,
+        momentum=mu,
         lr=lr,
         dampening=0.0,
         nesterov=False,

@@ -8,7 +8,8 @@ A mechanism is a small frozen dataclass. It overrides only the hooks it needs; t
     begin         prepare the local round                           (client)
     shift         move the point where the gradient is taken        (client, per step)
     loss          a term added to the loss                          (client, per gradient)
-    direction     correct the descent direction                     (client, per step)
+    correction    correct the descent direction, in every step alike (client, once)
+    direction     correct it in any other way                       (client, per step)
     end           update what the client keeps, name what it uploads (client)
     receive       look at one accepted upload, in client order      (server, per client)
     combine       transform the aggregated update                   (server)
@@ -37,6 +38,34 @@ if TYPE_CHECKING:
 
 Value = Tensor | float
 """What state is made of: a vector (or None while it does not exist yet) or a number."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """`d ← scale·d + pull·w + Σ weight·vector`, with the same numbers and vectors in every step of a round.
+
+    All such corrections of a method are folded into one before the first step: one sweep over memory per step.
+    """
+
+    scale: float = 1.0
+    pull: float = 0.0
+    vectors: tuple[tuple[Tensor, float], ...] = ()
+
+    def then(self, other: Correction) -> Correction:
+        """Itself and then another, as one."""
+        scaled = tuple((vector, weight * other.scale) for vector, weight in self.vectors)
+        return Correction(
+            self.scale * other.scale, self.pull * other.scale + other.pull, (*scaled, *other.vectors)
+        )
+
+    def apply(self, d: Tensor, w: Tensor) -> None:
+        """Correct a direction in place."""
+        if self.scale != 1.0:
+            d.mul_(self.scale)
+        if self.pull:
+            d.add_(w, alpha=self.pull)
+        for vector, weight in self.vectors:
+            d.add_(vector, alpha=weight)
 
 
 @dataclass(frozen=True)
@@ -166,6 +195,10 @@ class Mechanism:
     def loss(self, step: Step, outputs: Tensor) -> Tensor:
         """A term added to the loss, from the model's outputs on the step's batch."""
         return outputs.new_zeros(())
+
+    def correction(self, local: Local) -> Correction | None:
+        """How the descent direction is corrected in every step of this round; None if `direction` does it."""
+        return None
 
     def direction(self, step: Step, d: Tensor) -> None:
         """Correct the descent direction `d` in place."""

@@ -20,14 +20,16 @@ class Estimate:
     confidence: float = 0.95
 
     @classmethod
-    def of(cls, draws: Sequence[float], confidence: float = 0.95, scale: float = 1.0, offset: float = 0.0) -> Estimate:
+    def of(
+        cls, draws: Sequence[float], confidence: float = 0.95, scale: float = 1.0, offset: float = 0.0
+    ) -> Estimate:
         """Of independent draws with one expectation: Student's interval; then `offset + scale·` all of it."""
         number = len(draws)
         at_least("draws", number, 2)
         mean = math.fsum(draws) / number
         variance = math.fsum((draw - mean) ** 2 for draw in draws) / (number - 1)
-        half = abs(scale) * student(confidence, number - 1) * math.sqrt(variance / number)
-        value = offset + scale * mean
+        half = student(confidence, number - 1) * math.sqrt(variance / number)
+        value = offset + mean
         return cls(value, value - half, value + half, number, confidence)
 
 

@@ -143,9 +143,7 @@ def _fitting(data: Shard | Federation, vector: Tensor) -> Shard:
 
     index = None if data.index is None else data.index.to(vector.device)
     pipeline = data.pipeline.to(vector.dtype)
-    return replace(
-        data, inputs=move(data.inputs), targets=move(data.targets), index=index, pipeline=pipeline
-    )
+    return replace(data, inputs=move(data.inputs), targets=move(data.targets), index=index, pipeline=pipeline)
 
 
 def _padding_mask(model: FlatModel) -> Tensor | None:

@@ -45,14 +45,11 @@ def worst_case_sharpness(
     at_least("steps", steps, 1)
     surface = Surface(model, data, loss, at)
     base, gradient = surface.value_and_gradient()
-    start = gradient.mul_(inverse_norm(gradient))
-    first = 0 if bool(start.any()) else -1  # without a gradient, begin with a random direction
-    climbs = [
-        _climb(surface, unit(surface, seed, "worst case", n) if n else start, rho, steps)
-        for n in range(first, restarts + 1)
-        if n or first == 0
-    ]
-    rises = [max(0.0, *heights) - base for heights in zip([base] * steps, *climbs, strict=True)]
+    starts = [gradient.mul_(inverse_norm(gradient))] if inverse_norm(gradient) else []
+    random = restarts if starts else max(1, restarts)
+    starts += [unit(surface, seed, "worst case", number) for number in range(random)]
+    climbs = [_climb(surface, start, rho, steps) for start in starts]
+    rises = [max(base, *heights) - base for heights in zip(*climbs, strict=True)]
     return WorstCase(rises[-1], tuple(rises))
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..mechanism import Contract, Mechanism
+from ..mechanism import Contract, Correction, Mechanism
 from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
-    from ..local import Local, Step
+    from ..local import Local
     from ..messages import Upload
     from ..server import Server
 
@@ -37,9 +37,9 @@ class ControlVariates(Mechanism):
             local.received["control"], local.kept("control"), out=local.scratch("c − c_i")
         )
 
-    def direction(self, step: Step, d: Tensor) -> None:
+    def correction(self, local: Local) -> Correction:
         """Add what the client's gradient lacks."""
-        d.add_(step.local.notes[self])
+        return Correction(vectors=((local.notes[self], 1.0),))
 
     def end(self, local: Local) -> Mapping[str, Tensor]:
         """Option II: the pseudo-gradient of the round becomes the client's control variate."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Mechanism, choice, number
+from ..mechanism import Contract, Correction, Mechanism, choice, number
 from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
@@ -37,11 +37,10 @@ class DualCorrection(Mechanism):
         """`u = 0`."""
         return {"dual": torch.zeros_like(w)} if self.mean == "all" else {}
 
-    def direction(self, step: Step, d: Tensor) -> None:
+    def correction(self, local: Local) -> Correction | None:
         """Subtract the dual."""
-        dual = step.local.state.get("dual")
-        if dual is not None:
-            d.sub_(dual)
+        dual = local.state.get("dual")
+        return Correction(vectors=() if dual is None else ((dual, -1.0),))
 
     def end(self, local: Local) -> Mapping[str, Tensor]:
         """`u_i ← u_i − Δ_i/β`."""
@@ -74,11 +73,17 @@ class DynamicRegulariser(DualCorrection):
 
     prox: str = choice("square", "norm", default="square")
 
-    def direction(self, step: Step, d: Tensor) -> None:
+    def correction(self, local: Local) -> Correction | None:
         """Subtract the dual, pull back to the received model."""
-        super().direction(step, d)
+        dual = super().correction(local)
+        assert dual is not None
+        pull = Correction(pull=1.0 / self.beta, vectors=((local.start, -1.0 / self.beta),))
+        return dual.then(pull) if self.prox == "square" else None
+
+    def direction(self, step: Step, d: Tensor) -> None:
+        """The same with a pull that does not grow with the distance, `prox="norm"`."""
+        dual = super().correction(step.local)
+        assert dual is not None
+        dual.apply(d, step.w)
         offset = torch.sub(step.w, step.local.start, out=step.local.scratch("w − start"))
-        if self.prox == "square":
-            d.add_(offset, alpha=1.0 / self.beta)
-        else:
-            d.add_(offset, alpha=0.5 / self.beta * inverse_norm(offset))
+        d.add_(offset, alpha=0.5 / self.beta * inverse_norm(offset))

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Mechanism, number
+from ..mechanism import Contract, Correction, Mechanism, number
 from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
-    from ..local import Step
+    from ..local import Local, Step
 
 
 class LocalAscent(Mechanism):
@@ -38,13 +38,19 @@ class LocalAscent(Mechanism):
 
     def shift(self, step: Step) -> None:
         """Move the point uphill."""
+        if self.mix == 1.0:
+            step.climb(self.rho, self.normalize)
+            return
         gradient = step.gradient()
         step.move(gradient, self.rho * (inverse_norm(gradient) if self.normalize else 1.0))
 
+    def correction(self, local: Local) -> Correction | None:
+        """Nothing, where the second gradient alone counts."""
+        return Correction() if self.mix == 1.0 else None
+
     def direction(self, step: Step, d: Tensor) -> None:
         """Mix the two gradients."""
-        if self.mix != 1.0:
-            d.lerp_(step.first, 1.0 - self.mix)
+        d.lerp_(step.first, 1.0 - self.mix)
 
 
 class AdaptiveAscent(Mechanism):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..flat import cosine, inverse_norm
-from ..mechanism import Contract, Mechanism, choice, number
+from ..mechanism import Contract, Correction, Mechanism, choice, number
 
 if TYPE_CHECKING:
-    from ..local import Step
+    from ..local import Local, Step
     from ..messages import Upload
     from ..server import Server
 
@@ -37,10 +37,10 @@ class MomentumBlend(Mechanism):
         """`g = 0`, gradient-signed."""
         return {"gradient": torch.zeros_like(w)}
 
-    def direction(self, step: Step, d: Tensor) -> None:
+    def correction(self, local: Local) -> Correction:
         """Blend."""
-        received = step.local.received
-        d.lerp_(received["gradient"], 1.0 - received.get("alpha", self.alpha))
+        alpha = local.received.get("alpha", self.alpha)
+        return Correction(scale=alpha, vectors=((local.received["gradient"], 1.0 - alpha),))
 
     def receive(self, server: Server, upload: Upload) -> None:
         """Sum the weighted pseudo-gradients."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from ..mechanism import Contract, Mechanism, number
+from ..mechanism import Contract, Correction, Mechanism, number
 from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
-    from ..local import Step
+    from ..local import Local
 
 
 class Proximal(Mechanism):
@@ -23,7 +20,6 @@ class Proximal(Mechanism):
         """Nothing travels, nothing is kept."""
         return Contract(after=(*BLENDS, "control-variates"))
 
-    def direction(self, step: Step, d: Tensor) -> None:
+    def correction(self, local: Local) -> Correction:
         """Pull back."""
-        offset = torch.sub(step.w, step.local.start, out=step.local.scratch("w − start"))
-        d.add_(offset, alpha=self.mu)
+        return Correction(pull=self.mu, vectors=((local.start, -self.mu),))

@@ -1,0 +1,83 @@
+"""How much the global loss differs in sharpness from the local ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.federation import Federation
+from ..flat import FlatModel
+from ..local import LocalSGD, LossFunction
+from ..method import Method
+from .client_sharpness import ClientSharpness
+from .clients import choose, fitting
+from .local_round import local_round
+from .sharpness import sharpness
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """What a client's local training led to: `start + update` of its upload, and the upload's buffers."""
+
+    client: int
+    w: Tensor
+    buffers: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Discrepancy:
+    """The flatness discrepancy, and what it is the difference of."""
+
+    discrepancy: float
+    global_sharpness: float
+    local_sharpness: ClientSharpness
+
+
+def flatness_discrepancy(
+    model: nn.Module | FlatModel,
+    federation: Federation,
+    rho: float = 0.05,
+    local: LocalSGD | None = None,
+    method: str | Method = "fedavg",
+    clients: Sequence[int] | None = None,
+    seed: int = 0,
+    local_models: Iterable[LocalModel] | None = None,
+    loss: LossFunction = F.cross_entropy,
+) -> Discrepancy:
+    """`| S_ρ(F; w) − Σ (m_i/m) S_ρ(F_i; w_i) |`, S_ρ the sharpness, F over all clients and F_i over client i.
+
+    FedGF (Lee & Yoon 2024), Eq. 7, each maximum by one normalised ascent step on all of the data. The local models
+    w_i are trained from w in one round of `method` with `local`; or give those of a round that happened, as
+    `local_models`: then it costs two forward passes and a backward one over the union, and over each client.
+    """
+    flat = FlatModel.of(model)
+    federation = fitting(federation, flat)
+    whole = sharpness(flat, federation, rho, loss=loss)
+    if local_models is None:
+        local_models = _train(flat, federation, local, method, choose(federation, clients), seed, loss)
+    own = flat.copy(flat.vector.device)  # buffers of the local models go here
+    names, values = [], []
+    for one in local_models:
+        own.write_buffers(one.buffers if one.buffers is not None else flat.read_buffers())
+        names.append(one.client)
+        values.append(sharpness(own, federation.client(one.client), rho, one.w, loss))
+    each = ClientSharpness.of(names, values, [federation.size(name) for name in names])
+    return Discrepancy(abs(whole - each.mean), whole, each)
+
+
+def _train(
+    model: FlatModel,
+    federation: Federation,
+    local: LocalSGD | None,
+    method: str | Method,
+    clients: Sequence[int],
+    seed: int,
+    loss: LossFunction,
+) -> Iterator[LocalModel]:
+    server, uploads = local_round(model, federation, local, method, clients, seed=seed, loss=loss)
+    start = server.download(clients[0]).start
+    for upload in uploads:
+        yield LocalModel(upload.client, start + upload.update, upload.buffers)

@@ -1,0 +1,91 @@
+"""The largest eigenvalues of the Hessian."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.federation import Federation, Shard
+from ..errors import FedflatError, MissingExtra
+from ..flat import FlatModel
+from ..local import LossFunction
+from ..randomness import generator
+from .directions import gaussian
+from .estimate import at_least
+from .surface import Surface
+
+
+@dataclass(frozen=True)
+class Eigenvalues:
+    """The largest eigenvalues of the Hessian."""
+
+    largest: float
+    """λ_max"""
+    values: tuple[float, ...]
+    """as many as were asked for, the largest first"""
+    residuals: tuple[float, ...]
+    """`‖H v − λ v‖` of each unit eigenvector v: an eigenvalue of H lies at most that far from λ"""
+    products: int
+    """Hessian-vector products that were needed"""
+
+
+def hessian_eigenvalues(
+    model: nn.Module | FlatModel,
+    data: Shard | Federation,
+    top: int = 1,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+    at: Tensor | None = None,
+    loss: LossFunction = F.cross_entropy,
+) -> Eigenvalues:
+    """`λ_1 ≥ … ≥ λ_top` of `H = ∇²L(w)`, L the mean loss on all of `data`; FedGF's λ_max is the first.
+
+    By implicitly restarted Lanczos iterations (ARPACK, through scipy) on Hessian-vector products, to a relative
+    `tolerance`: where power iterations lead, in far fewer products. Largest means most positive, not in magnitude.
+    """
+    return hessian_eigenpairs(Surface(model, data, loss, at), top, tolerance, seed)[0]
+
+
+def hessian_eigenpairs(
+    surface: Surface, top: int = 1, tolerance: float = 1e-3, seed: int = 0
+) -> tuple[Eigenvalues, Tensor]:
+    """The eigenvalues, and their unit eigenvectors, one a row."""
+    try:
+        from scipy.sparse.linalg import (  # type: ignore[import-untyped]
+            ArpackNoConvergence,
+            LinearOperator,
+            eigsh,
+        )
+    except ImportError:
+        raise MissingExtra("scipy", "flatness", "Eigenvalues of the Hessian") from None
+    at_least("top", top, 1)
+    if top >= surface.size:
+        raise FedflatError(f"top={top}: the model has {surface.size} weights; ask for fewer eigenvalues.")
+    products = 0
+
+    def multiply(vector: np.ndarray) -> np.ndarray:
+        nonlocal products
+        products += 1
+        row = torch.as_tensor(vector).to(surface.w).view(1, -1)
+        product: np.ndarray = surface.hessian_times(row)[0].cpu().numpy()
+        return product
+
+    start = gaussian(surface, seed, "eigenvalues", 0).cpu().numpy()
+    hessian = LinearOperator((surface.size, surface.size), matvec=multiply, dtype=start.dtype)
+    rng = generator(seed, "flatness eigenvalues", 1)  # for where the iterations find a subspace of their own
+    try:
+        values, vectors = eigsh(hessian, top, which="LA", tol=tolerance, v0=start, rng=rng)
+    except ArpackNoConvergence:
+        raise FedflatError(
+            f"The {top} largest eigenvalues did not settle to {tolerance:g} in {products:,} products with the "
+            "Hessian; give a larger tolerance, ask for fewer, or compute in float64."
+        ) from None
+    largest = torch.from_numpy(vectors.T[::-1].copy()).to(surface.w)
+    found = values[::-1].tolist()
+    errors = surface.hessian_times(largest) - torch.tensor(found).to(surface.w)[:, None] * largest
+    residuals = torch.linalg.vector_norm(errors, dim=1).tolist()
+    return Eigenvalues(found[0], tuple(found), tuple(residuals), products + top), largest

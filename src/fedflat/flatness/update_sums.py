@@ -1,0 +1,78 @@
+"""What a round's uploads say about flatness, from sums that are kept as they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..flat import SMALLEST_NORM
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far clients pull in different directions; None where there is no direction to speak of."""
+
+    diversity: float | None
+    """`Σ‖Δ_i‖² / ‖ΣΔ_i‖²`: 1/S if all are alike, 1 if they are orthogonal, more if they cancel"""
+    cosine: float | None
+    """the mean over all pairs of clients of `cos(Δ_i, Δ_j)`"""
+    cosine_to_mean: float | None
+    """the mean over clients of `cos(Δ_i, ΣΔ_j)`"""
+    norm: float
+    """the root mean square of `‖Δ_i‖`"""
+    clients: int
+
+
+class UpdateSums:
+    """Sums over clients' updates (or gradients): `ΣΔ_i`, `Σ n(Δ_i)` and `Σ‖Δ_i‖²`.
+
+    They are all that flatness distance and drift need, so that a round gives both with two additions and one
+    product of vectors per upload, no pass over data, and no upload kept. Clients count alike.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.directed = 0
+        self.squares = 0.0
+        self._sum: Tensor | None = None
+        self._units: Tensor | None = None
+
+    def add(self, update: Tensor) -> None:
+        """Count in one client's `Δ_i`; it is not kept."""
+        if self._sum is None or self._units is None:
+            self._sum, self._units = torch.zeros_like(update), torch.zeros_like(update)
+        norm = torch.linalg.vector_norm(update).item()
+        self.count += 1
+        self.squares += norm**2
+        self._sum.add_(update)
+        if norm > SMALLEST_NORM:
+            self.directed += 1
+            self._units.add_(update, alpha=1 / norm)
+
+    def distance(self, start: Tensor, w: Tensor) -> float:
+        """`(1/S) Σ ‖start + Δ_i − w‖²`: FedNSAM's flatness distance for `w = w^{t+1}`."""
+        assert self._sum is not None, "add updates first"
+        mean = self._sum / self.count
+        variance = self.squares / self.count - _square(mean)  # around the mean, then the mean's own distance
+        return max(0.0, variance) + _square(mean.add_(start).sub_(w))
+
+    def drift(self) -> Drift:
+        """Gradient diversity and cosines."""
+        assert self._sum is not None and self._units is not None, "add updates first"
+        total, number = _square(self._sum), self.directed
+        root = (self.squares / self.count) ** 0.5
+        whole = total > SMALLEST_NORM**2
+        pairs = number * (number - 1)
+        along = torch.dot(self._units, self._sum).item()
+        return Drift(
+            diversity=self.squares / total if whole else None,
+            cosine=(_square(self._units) - number) / pairs if pairs else None,
+            cosine_to_mean=along / (number * total**0.5) if whole else None,
+            norm=root,
+            clients=self.count,
+        )
+
+
+def _square(vector: Tensor) -> float:
+    return torch.dot(vector, vector).item()
