@@ -52,8 +52,8 @@ class ClientStore:
         self._unwritten: set[int] = set()
         """clients in memory of whom the disk lacks something"""
         self._bytes = 0
-        self._dropped = 0
-        """bytes that left memory since it was last given back to the system"""
+        self._passed = 0
+        """bytes that came or went since freed memory was last given back to the system"""
 
     @classmethod
     def restore(
@@ -143,8 +143,9 @@ class ClientStore:
             if client in self._unwritten:
                 self._disk.write(client, self._held[client])
             self._drop(client)
-        if self._dropped > max(self.budget // 16, 2**20):
-            self._dropped = 0
+        self._passed += size
+        if self._passed > max(self.budget // 16, 2**20):
+            self._passed = 0
             give_back()
         return True
 
@@ -165,7 +166,7 @@ class ClientStore:
         vectors = self._held.pop(client, {})
         size = _size(vectors)
         self._bytes -= size
-        self._dropped += size
+        self._passed += size
         return vectors
 
 

@@ -5,7 +5,10 @@ A tracker is told the settings once, then a flat row of numbers after every roun
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -52,8 +55,6 @@ class WandB:
             import wandb
         except ImportError:
             raise MissingExtra("wandb", "wandb", "The tracker wandb") from None
-        import os
-
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run: Any = wandb.init(
             project="fedflat", name=name, config=dict(settings), dir=str(out or "."), mode=mode
@@ -65,20 +66,22 @@ class WandB:
 
     def finish(self) -> None:
         """Close the run."""
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 class MLflow:
     """MLflow; into the run directory unless MLFLOW_TRACKING_URI says otherwise."""
 
     def __init__(self, name: str, settings: Mapping[str, Any], out: Path | None) -> None:
+        here = "MLFLOW_TRACKING_URI" not in os.environ
         try:
             import mlflow
-        except ImportError:
-            raise MissingExtra("mlflow", "mlflow", "The tracker mlflow") from None
-        import os
 
-        if "MLFLOW_TRACKING_URI" not in os.environ:
+            for needed in ("sqlalchemy", "alembic") if here else ():
+                import_module(needed)
+        except ImportError as problem:
+            raise MissingExtra(problem.name or "mlflow", "mlflow", "The tracker mlflow") from None
+        if here:
             place = ((out or Path()) / "mlflow").resolve()
             place.mkdir(parents=True, exist_ok=True)
             mlflow.set_tracking_uri(f"sqlite:///{place / 'mlflow.db'}")
@@ -109,7 +112,7 @@ class Trackio:
 
     def round(self, index: int, numbers: Mapping[str, float]) -> None:
         """As a log entry."""
-        self._trackio.log({**numbers, "round": index})
+        self._trackio.log(dict(numbers), step=index)
 
     def finish(self) -> None:
         """Close the run."""
@@ -132,14 +135,20 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Several trackers at once; use it as a context."""
+    """Several trackers at once; use it as a context. One that fails is left out: the run is worth more."""
 
     def __init__(
         self, names: Sequence[str], title: str, settings: Mapping[str, Any], out: str | Path | None
     ) -> None:
         check_trackers(names)
         place = None if out is None else Path(out)
-        self._trackers = [TRACKERS[name](title, settings, place) for name in names]
+        self._trackers: dict[str, Tracker] = {}
+        try:
+            for name in names:
+                self._trackers[name] = TRACKERS[name](title, settings, place)
+        except BaseException:
+            self._each(lambda tracker: tracker.finish())
+            raise
 
     def __enter__(self) -> Trackers:
         return self
@@ -150,15 +159,21 @@ class Trackers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for tracker in self._trackers:
-            tracker.finish()
+        self._each(lambda tracker: tracker.finish())
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Tell all of them about a round."""
         if self._trackers:
             numbers = {name: value for name, value in _flat(row).items() if _is_number(value)}
-            for tracker in self._trackers:
-                tracker.round(int(row["index"]), numbers)
+            self._each(lambda tracker: tracker.round(int(row["index"]), numbers))
+
+    def _each(self, action: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                action(tracker)
+            except Exception as problem:
+                del self._trackers[name]
+                warnings.warn(f"The tracker {name} failed and is left out: {problem}", stacklevel=2)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

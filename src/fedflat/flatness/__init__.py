@@ -25,7 +25,9 @@ _ALL = [
     Measure("trace", "trace of the Hessian, with its interval", "trace.hessian_trace"),
     Measure("density", "density of the Hessian's eigenvalues", "density.spectral_density"),
     Measure("low-pass", "mean loss under Gaussian noise on the weights (LPF)", "low_pass.low_pass"),
-    Measure("radius", "loss at growing distance, in random directions and uphill", "radius.loss_along_radius"),
+    Measure(
+        "radius", "loss at growing distance, in random directions and uphill", "radius.loss_along_radius"
+    ),
     Measure(
         "distance",
         "mean squared distance of local models from the next global one (FedNSAM)",

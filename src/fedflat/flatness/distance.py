@@ -39,8 +39,8 @@ def flatness_distance(
 ) -> FlatnessDistance:
     """`(1/S) Σ ‖w_{i,K} − w^{t+1}‖²` over the clients of one round that starts at the model.
 
-    FedNSAM (Liu et al. 2025), Definition 1. The round is trained with `local` and `method`, whose state has its initial
-    value. During training `UpdateSums` gives the same for a round that happens anyway, at no pass at all.
+    FedNSAM (Liu et al. 2025), Definition 1. The round is trained with `local` and `method`, whose state has its
+    initial value. During training `UpdateSums` gives the same for a round that happens anyway, at no pass at all.
     """
     chosen = choose(federation, clients)
     server, uploads = local_round(model, federation, local, method, chosen, weighting, seed, loss)

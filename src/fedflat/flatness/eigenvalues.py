@@ -56,6 +56,7 @@ def hessian_eigenpairs(
     """The eigenvalues, and their unit eigenvectors, one a row."""
     try:
         from scipy.sparse.linalg import (  # type: ignore[import-untyped]
+            ArpackError,
             ArpackNoConvergence,
             LinearOperator,
             eigsh,
@@ -65,13 +66,15 @@ def hessian_eigenpairs(
     at_least("top", top, 1)
     if top >= surface.size:
         raise FedflatError(f"top={top}: the model has {surface.size} weights; ask for fewer eigenvalues.")
-    products = 0
+    products, largest_product = 0, 0.0
 
     def multiply(vector: np.ndarray) -> np.ndarray:
-        nonlocal products
-        products += 1
+        nonlocal products, largest_product
         row = torch.as_tensor(vector).to(surface.w).view(1, -1)
         product: np.ndarray = surface.hessian_times(row)[0].cpu().numpy()
+        products, largest_product = products + 1, max(largest_product, float(np.abs(product).max()))
+        if not np.isfinite(product).all():
+            raise FedflatError("The Hessian holds NaN or infinite values: has the training diverged?")
         return product
 
     start = gaussian(surface, seed, "eigenvalues", 0).cpu().numpy()
@@ -84,8 +87,13 @@ def hessian_eigenpairs(
             f"The {top} largest eigenvalues did not settle to {tolerance:g} in {products:,} products with the "
             "Hessian; give a larger tolerance, ask for fewer, or compute in float64."
         ) from None
+    except ArpackError:
+        if largest_product > 0:
+            raise
+        values, vectors = np.zeros(top), np.eye(surface.size, top)  # there is no curvature
     largest = torch.from_numpy(vectors.T[::-1].copy()).to(surface.w)
-    found = values[::-1].tolist()
-    errors = surface.hessian_times(largest) - torch.tensor(found).to(surface.w)[:, None] * largest
+    scales = torch.from_numpy(values[::-1].copy()).to(surface.w)
+    errors = surface.hessian_times(largest) - scales[:, None] * largest
     residuals = torch.linalg.vector_norm(errors, dim=1).tolist()
-    return Eigenvalues(found[0], tuple(found), tuple(residuals), products + top), largest
+    found = tuple(scales.tolist())
+    return Eigenvalues(found[0], found, tuple(residuals), products + top), largest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -42,7 +43,8 @@ def local_round(
 
     def uploads() -> Iterator[Upload]:
         for client in chosen:
-            upload = training.run(client, federation.client(client), server.download(client), {})
+            with torch.enable_grad():
+                upload = training.run(client, federation.client(client), server.download(client), {})
             server.receive(upload)
             yield upload
 

@@ -65,7 +65,9 @@ class Measure:
             raise FedflatError(f"part='{part}' is not possible.{nearest(part, ('train', 'test'))}")
         if self.federated:
             if not isinstance(data, Federation) or part == "test" or samples is not None:
-                raise FedflatError(f"{self.name} looks at clients: give a federation, not a part of its samples.")
+                raise FedflatError(
+                    f"{self.name} looks at clients: give a federation, not a part of its samples."
+                )
             return data
         if isinstance(data, Federation) and part == "test":
             if data.test is None:

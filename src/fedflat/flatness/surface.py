@@ -13,11 +13,12 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError
-from ..flat import FlatModel
+from ..flat import FlatModel, Gradients
 from ..local import LossFunction
 
 CHUNK = 250
@@ -43,6 +44,7 @@ class Surface:
         self.data = _fitting(data, vector)
         self.loss = loss
         self._mask = _padding_mask(self.model)
+        self._twice = False
 
     @property
     def size(self) -> int:
@@ -97,6 +99,10 @@ class Surface:
     def _differentiable_gradient(self, loss: Tensor) -> dict[int, Tensor]:
         """The pieces of the gradient that depend on the weights, by the parameter's position."""
         pieces = torch.autograd.grad(loss, self.model.parameters, create_graph=True, allow_unused=True)
+        if not self._twice:
+            self._twice = _differentiable_twice(pieces)
+        if not self._twice:
+            raise self._refusal("a part of it is marked as differentiable once.")
         return {i: piece for i, piece in enumerate(pieces) if piece is not None and piece.requires_grad}
 
     def _differentiate_again(
@@ -114,11 +120,12 @@ class Surface:
             reason = str(problem).strip().split("\n")[0]
             if not any(word in reason for word in ("derivative", "twice", "double backward")):
                 raise
-            name = type(self.model.module).__name__
-            raise FedflatError(
-                f"{name} cannot be differentiated twice, which a Hessian needs: {reason}"
-            ) from problem
+            raise self._refusal(reason) from problem
         self.model.write(pieces, into)
+
+    def _refusal(self, reason: str) -> FedflatError:
+        name = type(self.model.module).__name__
+        return FedflatError(f"{name} cannot be differentiated twice, which a Hessian needs: {reason}")
 
     @contextmanager
     def _module_at(self, w: Tensor | None) -> Iterator[nn.Module]:
@@ -144,6 +151,21 @@ def _fitting(data: Shard | Federation, vector: Tensor) -> Shard:
     index = None if data.index is None else data.index.to(vector.device)
     pipeline = data.pipeline.to(vector.dtype)
     return replace(data, inputs=move(data.inputs), targets=move(data.targets), index=index, pipeline=pipeline)
+
+
+def _differentiable_twice(gradients: Gradients) -> bool:
+    """Whether no part is marked `once_differentiable`: autograd would silently take such a part for a constant."""
+    seen: set[Node] = set()
+    waiting = [gradient.grad_fn for gradient in gradients if gradient is not None]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "torch::autograd::Error":
+            return False
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return True
 
 
 def _padding_mask(model: FlatModel) -> Tensor | None:

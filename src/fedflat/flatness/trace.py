@@ -34,8 +34,8 @@ def hessian_trace(
 
     `method="hutchinson"`: the mean of `zᵀ H z` over random signs z (Hutchinson 1990). `"hutch++"`: a third of the
     products finds a basis Q of where H is large, a third gives the trace there exactly, `tr QᵀHQ`, and a third
-    estimates the rest in that way, `zᵀ P H P z` with `P = I − QQᵀ` (Meyer et al. 2021, Hutch++, Algorithm 1): far
-    more exact for the few large eigenvalues of networks. The interval is about what is estimated.
+    estimates the rest in that way, `zᵀ P H P z` with `P = I − QQᵀ` (Meyer et al. 2021, Hutch++, Algorithm 1): more
+    exact where a few eigenvalues are large, as in networks. The interval is Student's for what is estimated.
     """
     surface = Surface(model, data, loss, at)
     if method == "hutchinson":
@@ -45,13 +45,15 @@ def hessian_trace(
         raise FedflatError(f"method='{method}' is not possible.{nearest(method, ['hutchinson', 'hutch++'])}")
     at_least("products", products, 6)
     third = min(products // 3, surface.size)
-    sketch = torch.cat([surface.hessian_times(rows) for rows in _blocks(surface, seed, "trace sketch", third)])
+    sketch = torch.cat(
+        [surface.hessian_times(rows) for rows in _blocks(surface, seed, "trace sketch", third)]
+    )
     basis = torch.linalg.qr(sketch.T)[0].T.contiguous()
     images = torch.cat([surface.hessian_times(rows) for rows in basis.split(TOGETHER)])
     inside = torch.sum(images * basis, dtype=torch.float64).item()
 
     def outside(rows: Tensor) -> Tensor:
-        return rows - (rows @ basis.T) @ basis
+        return rows.sub(rows @ basis.T @ basis)
 
     return Estimate.of(_forms(surface, seed, products - 2 * third, outside), confidence, offset=inside)
 

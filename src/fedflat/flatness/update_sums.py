@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import FedflatError
 from ..flat import SMALLEST_NORM
 
 
@@ -35,43 +36,47 @@ class UpdateSums:
     def __init__(self) -> None:
         self.count = self.directed = 0
         self.squares = 0.0
-        self._sum: Tensor | None = None
-        self._units: Tensor | None = None
+        self._sums: tuple[Tensor, Tensor] | None = None
 
     def add(self, update: Tensor) -> None:
         """Count in one client's `Δ_i`; it is not kept."""
-        if self._sum is None or self._units is None:
-            self._sum, self._units = torch.zeros_like(update), torch.zeros_like(update)
+        if self._sums is None:
+            self._sums = torch.zeros_like(update), torch.zeros_like(update)
+        whole, units = self._sums
         norm = torch.linalg.vector_norm(update).item()
         self.count += 1
         self.squares += norm**2
-        self._sum.add_(update)
+        whole.add_(update)
         if norm > SMALLEST_NORM:
             self.directed += 1
-            self._units.add_(update, alpha=1 / norm)
+            units.add_(update, alpha=1 / norm)
 
     def distance(self, start: Tensor, w: Tensor) -> float:
         """`(1/S) Σ ‖start + Δ_i − w‖²`: FedNSAM's flatness distance for `w = w^{t+1}`."""
-        assert self._sum is not None, "add updates first"
-        mean = self._sum / self.count
+        mean = self._known()[0] / self.count
         variance = self.squares / self.count - _square(mean)  # around the mean, then the mean's own distance
         return max(0.0, variance) + _square(mean.add_(start).sub_(w))
 
     def drift(self) -> Drift:
         """Gradient diversity and cosines."""
-        assert self._sum is not None and self._units is not None, "add updates first"
-        total, number = _square(self._sum), self.directed
-        root = (self.squares / self.count) ** 0.5
-        whole = total > SMALLEST_NORM**2
-        pairs = number * (number - 1)
-        along = torch.dot(self._units, self._sum).item()
+        whole, units = self._known()
+        total, number = _square(whole), self.directed
+        pairs, somewhere = number * (number - 1), total > SMALLEST_NORM**2
+        along = torch.dot(units, whole).item()
         return Drift(
-            diversity=self.squares / total if whole else None,
-            cosine=(_square(self._units) - number) / pairs if pairs else None,
-            cosine_to_mean=along / (number * total**0.5) if whole else None,
-            norm=root,
+            diversity=self.squares / total if somewhere else None,
+            cosine=(_square(units) - number) / pairs if pairs else None,
+            cosine_to_mean=along / (number * total**0.5) if somewhere else None,
+            norm=(self.squares / self.count) ** 0.5,
             clients=self.count,
         )
+
+    def _known(self) -> tuple[Tensor, Tensor]:
+        if self._sums is None:
+            raise FedflatError(
+                "No update has been added: a round without uploads has no distance and no drift."
+            )
+        return self._sums
 
 
 def _square(vector: Tensor) -> float:
