@@ -107,7 +107,9 @@ def test_gradients_in_another_order_move_the_right_weights(momentum: float, deca
         rounds=1,
         dtype=torch.float64,
     )
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=decay, fused=False)
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=momentum, weight_decay=decay, fused=False
+    )
     for _ in range(4):
         optimiser.zero_grad()
         F.cross_entropy(x @ model.weight.T, y).backward()
