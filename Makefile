@@ -21,7 +21,7 @@ format: $(VENV)/tested  ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/installed  ## measure everything and write benchmarks/README.md: about 50 minutes
+bench: $(VENV)/installed  ## measure everything and write benchmarks/README.md: about 40 minutes
 	$(BIN)/python -m benchmarks
 
 bench-quick: $(VENV)/installed  ## the same with less of everything: under 3 minutes
