@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedflat as ff
 
@@ -40,7 +41,8 @@ def test_the_mechanism_is_short_and_works(printed):
     plain = ff.train(federation, method="scaffold", **settings)
     off = ff.train(federation, method="caution(mu=0) + control-variates", **settings)
     on = ff.train(federation, method=ff.Method("mine", [caution(mu=1.0), ff.ControlVariates()]), **settings)
-    assert off.server.w.equal(plain.server.w)
+    # to rounding: SCAFFOLD alone is folded into one sweep, beside a `direction` it is added step by step
+    torch.testing.assert_close(off.server.w, plain.server.w, rtol=1e-5, atol=1e-6)
     lengths = [row["scalars"]["distance"] for row in on.history]
     assert all(length > 0 for length in lengths)
     # round 0 has no distance yet and equals SCAFFOLD's; from then on the clients go less far

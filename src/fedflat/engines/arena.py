@@ -28,10 +28,10 @@ class Plan:
 
 
 class Arena:
-    """Named vectors in a mapped file. The process that made it removes the file in `close`."""
+    """Named vectors in a mapped file, which goes with the process that made it, or with `close`."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, handle: int | None = None) -> None:
+        self.plan, self._handle = plan, handle
         self._all = torch.from_file(str(plan.path), shared=True, size=plan.elements, dtype=plan.dtype)
 
     @classmethod
@@ -45,6 +45,12 @@ class Arena:
         needed = elements * dtype.itemsize
         handle, name = tempfile.mkstemp(prefix="fedflat-", suffix=".arena", dir=_roomy_directory(needed))
         os.ftruncate(handle, needed)
+        path = Path(f"/proc/{os.getpid()}/fd/{handle}")
+        if os.access(
+            path, os.R_OK | os.W_OK
+        ):  # Linux: no name is needed, so that a crash leaves no file behind
+            Path(name).unlink()
+            return cls(Plan(path, dtype, places, elements), handle)
         os.close(handle)
         return cls(Plan(Path(name), dtype, places, elements))
 
@@ -54,7 +60,11 @@ class Arena:
 
     def close(self) -> None:
         """Remove the file; processes that still map it keep their view."""
-        self.plan.path.unlink(missing_ok=True)
+        if self._handle is None:
+            self.plan.path.unlink(missing_ok=True)
+        else:
+            os.close(self._handle)
+            self._handle = None
 
 
 def _roomy_directory(needed: int) -> Path | None:

@@ -143,7 +143,8 @@ class Workers:
         # by names: passing open files fails with many tensors
         before = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
         torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
-        try:
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if self._forks else None
+        try:  # an interruption while it forks would be swallowed: it is delivered afterwards
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as problem:
             raise FedflatError(
@@ -152,6 +153,8 @@ class Workers:
             ) from None
         finally:
             torch.multiprocessing.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
+            if masked is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         theirs.close()
         return _Worker(process, ours)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,10 +102,12 @@ def is_done(run: str | Path, rounds: int | None = None) -> bool:
 @contextmanager
 def stopping_at_round_end(announce: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed: once ends the run after the round, twice at once."""
-    asked = False
+    asked, here = False, os.getpid()
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal asked
+        if os.getpid() != here:  # a worker that has just been forked: this process decides
+            return
         if asked:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
