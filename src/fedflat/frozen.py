@@ -8,12 +8,16 @@ computed once per local epoch, after the epoch's samples have been drawn.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from .flat import FlatModel
+
+Transform = Callable[[Tensor], Tensor]
+"""Of the outputs of many samples, sample by sample."""
 
 BATCH = 512
 """Samples per forward pass of a frozen model."""
@@ -40,8 +44,8 @@ class Passes:
 class _Frozen:
     """One frozen model and what is known of its outputs."""
 
-    def __init__(self, weights: dict[str, Tensor]) -> None:
-        self.weights = weights
+    def __init__(self, weights: dict[str, Tensor], then: Transform | None) -> None:
+        self.weights, self.then = weights, then
         self.everywhere: Tensor | None = None
         self.epoch = self.batch = -1
         self.outputs = torch.empty(0)
@@ -52,7 +56,7 @@ class FrozenModels:
 
     def __init__(self, model: FlatModel, passes: Passes) -> None:
         self._model, self._passes = model, passes
-        self._frozen: dict[int, _Frozen] = {}
+        self._frozen: dict[tuple[int, Transform | None], _Frozen] = {}
         self._samples: Tensor | None = None
         self._inputs = torch.empty(0)
         self._order: Tensor | None = None
@@ -71,11 +75,11 @@ class FrozenModels:
         """The position of the batch in the epoch."""
         self._first = first
 
-    def outputs_at(self, vector: Tensor) -> Tensor:
-        """The outputs of the model with these weights on the present batch."""
-        key = vector.data_ptr()
+    def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
+        """The outputs of the model with these weights on the present batch, or what `then` makes of them."""
+        key = (vector.data_ptr(), then)
         if key not in self._frozen:
-            self._frozen[key] = _Frozen(self._model.named(vector))
+            self._frozen[key] = _Frozen(self._model.named(vector), then)
         frozen = self._frozen[key]
         if frozen.epoch != self._epoch:
             frozen.outputs = self._epoch_outputs(frozen)
@@ -100,4 +104,5 @@ class FrozenModels:
                 functional_call(module, frozen.weights, (inputs[first : first + BATCH],))
                 for first in range(0, len(inputs), BATCH)
             ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return outputs if frozen.then is None else frozen.then(outputs)

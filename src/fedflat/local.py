@@ -12,7 +12,7 @@ upload x - start
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
@@ -24,7 +24,7 @@ from torch import Tensor
 from .data.federation import Shard
 from .errors import FedflatError
 from .flat import FlatModel, Gradients, all_dense, inverse_norm
-from .frozen import FrozenModels, Passes
+from .frozen import FrozenModels, Passes, Transform
 from .mechanism import Correction, Mechanism, check_parameters, choice, number, overrides
 from .messages import Download, Upload
 from .method import Method
@@ -156,27 +156,29 @@ class Step:
         self.local.model.write(gradients, self._training.first_views)
         return self.first
 
+    def gradient_pieces(self) -> Sequence[Tensor]:
+        """The gradient at the point, on this step's batch, one tensor per parameter: one more pass each way."""
+        self.settle()
+        gradients, _ = self._training.differentiate(self)
+        if all_dense(gradients):
+            return cast("tuple[Tensor, ...]", gradients)
+        self.local.model.write(gradients, self._training.first_views)
+        return self._training.first_views
+
     def climb(self, length: float, normalize: bool) -> None:
         """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
-        self.settle()
-        model = self.local.model
-        gradients, _ = self._training.differentiate(self)
-        if not all_dense(gradients):
-            model.write(gradients, self._training.first_views)
-            gradient = self._training.first
-            self.move(gradient, length * (inverse_norm(gradient) if normalize else 1.0))
-            return
-        dense = cast("tuple[Tensor, ...]", gradients)
+        gradient = self.gradient_pieces()
         if normalize:
-            length *= inverse_norm(torch.stack(torch._foreach_norm(dense)))
-        torch._foreach_add_(self._training.model_views, dense, alpha=length)
+            length *= inverse_norm(torch.stack(torch._foreach_norm(gradient)))
+        torch._foreach_add_(self._training.model_views, gradient, alpha=length)
 
-    def outputs_at(self, vector: Tensor) -> Tensor:
+    def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with other weights, constant in this round, on this step's batch.
 
-        The method makes one more forward pass; mostly it is spared, since samples are known beforehand.
+        The method makes one more forward pass; mostly it is spared, since samples are known beforehand. `then`
+        is applied to the outputs, to many samples at once and no more often than needed.
         """
-        return self._training.frozen.outputs_at(vector)
+        return self._training.frozen.outputs_at(vector, then)
 
     def spare(self, forward: int, backward: int) -> None:
         """Count passes that the method makes but whose result is not needed in this step."""

@@ -69,10 +69,23 @@ class AdaptiveAscent(Mechanism):
     def shift(self, step: Step) -> None:
         """Move the point uphill, far where weights are large."""
         local = step.local
+        scale = local.scratch("adaptive scale")
         if self not in local.notes:
-            local.notes[self] = local.model.mask(lambda name: "weight" in name.split(".")[-1])
-        is_weight = local.notes[self]
-        scale = torch.abs(step.w, out=local.scratch("adaptive scale"))
-        scale.add_(self.eta - 1.0).mul_(is_weight).add_(1.0)
-        scaled = scale * step.gradient()
-        step.move(scale.mul_(scaled), self.rho * inverse_norm(scaled))
+            names, pieces = local.model.names, local.model.split(scale)
+            weights = [piece for name, piece in zip(names, pieces, strict=True) if is_weight(name)]
+            others = [piece for name, piece in zip(names, pieces, strict=True) if not is_weight(name)]
+            local.notes[self] = pieces, weights, others
+        pieces, weights, others = local.notes[self]
+        torch.abs(step.w, out=scale)
+        for piece in weights:
+            piece.add_(self.eta)
+        for piece in others:
+            piece.fill_(1.0)
+        scaled = torch._foreach_mul(pieces, step.gradient_pieces())
+        torch._foreach_mul_(pieces, scaled)
+        step.move(scale, self.rho * inverse_norm(torch.stack(torch._foreach_norm(scaled))))
+
+
+def is_weight(name: str) -> bool:
+    """Whether a parameter's own name says that it is a weight."""
+    return "weight" in name.split(".")[-1]

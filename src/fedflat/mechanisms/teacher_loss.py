@@ -16,17 +16,29 @@ if TYPE_CHECKING:
     from ..server import Server
 
 
-def distillation(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
-    """`τ² KL( softmax(z_teacher/τ) ‖ softmax(z/τ) )`, the mean over the batch, up to the teacher's own entropy.
+class Distilling:
+    """A loss term that keeps a client close to a teacher: `γ τ² KL( softmax(z_teacher/τ) ‖ softmax(z/τ) )`."""
 
-    The entropy is a constant, whose gradient is 0: what is left is a cross-entropy.
-    """
-    classes = teacher.shape[-1]
-    target = F.softmax(teacher.reshape(-1, classes) / tau, dim=-1)
-    return F.cross_entropy(student.reshape(-1, classes) / tau, target) * tau**2
+    gamma: float
+    tau: float
+
+    def soften(self, logits: Tensor) -> Tensor:
+        """`softmax(z/τ)`."""
+        return F.softmax(logits / self.tau, dim=-1)
+
+    def distil(self, taught: Tensor, logits: Tensor) -> Tensor:
+        """`γ τ² KL( taught ‖ softmax(z/τ) )`, the mean over the batch, up to the entropy of what is taught.
+
+        The entropy is a constant, whose gradient is 0: what is left is a cross-entropy, and as a product of two
+        vectors it takes the fewest operations.
+        """
+        log_probabilities = F.log_softmax(logits * (1.0 / self.tau), dim=-1)
+        rows = logits.numel() // logits.shape[-1]
+        weighed = taught * (-self.gamma * self.tau**2 / rows)
+        return torch.dot(weighed.reshape(-1), log_probabilities.reshape(-1))
 
 
-class TrajectoryLoss(Mechanism):
+class TrajectoryLoss(Distilling, Mechanism):
     """`ℓ ← ℓ + γ τ² KL( f(e) ‖ f(w) )` with the average of past global models, `e ← αe + (1−α)w^{t+1}`.
 
     FedGMT (Li et al. 2025), Eq. 9 and Algorithm 1 line 18; the factor τ² is the released code's.
@@ -46,15 +58,14 @@ class TrajectoryLoss(Mechanism):
 
     def loss(self, step: Step, outputs: Tensor) -> Tensor:
         """Distil from the average model on the same batch."""
-        teacher = step.outputs_at(step.local.received["ema"])
-        return self.gamma * distillation(teacher, outputs, self.tau)
+        return self.distil(step.outputs_at(step.local.received["ema"], self.soften), outputs)
 
     def finish(self, server: Server) -> None:
         """The moving average takes in the new model."""
         server.vector("ema").lerp_(server.w, 1.0 - self.alpha)
 
 
-class OwnTrajectoryLoss(Mechanism):
+class OwnTrajectoryLoss(Distilling, Mechanism):
     """The trajectory loss with an average that the client keeps itself, `e_i ← αe_i + (1−α)w^t` on receipt.
 
     FedGMT-v2 (Li et al. 2025), Algorithm 1 line 7. The first time `e_i = w^t`, or, with `first="initial"`, e_i
@@ -84,11 +95,10 @@ class OwnTrajectoryLoss(Mechanism):
 
     def loss(self, step: Step, outputs: Tensor) -> Tensor:
         """Distil from the client's average model on the same batch."""
-        teacher = step.outputs_at(step.local.state["ema"])
-        return self.gamma * distillation(teacher, outputs, self.tau)
+        return self.distil(step.outputs_at(step.local.state["ema"], self.soften), outputs)
 
 
-class NotTrueDistillation(Mechanism):
+class NotTrueDistillation(Distilling, Mechanism):
     """`ℓ ← ℓ + γ τ² KL( f̃(w^t) ‖ f̃(w) )` on the logits without the true class: FedNTD (Lee et al. 2022).
 
     The teacher is the model the client received.
@@ -105,7 +115,7 @@ class NotTrueDistillation(Mechanism):
         """Preserve the global view of the other classes."""
         teacher = step.outputs_at(step.local.start)
         others = without_true_class(outputs, step.targets)
-        return self.gamma * distillation(without_true_class(teacher, step.targets), others, self.tau)
+        return self.distil(self.soften(without_true_class(teacher, step.targets)), others)
 
 
 def without_true_class(logits: Tensor, targets: Tensor) -> Tensor:
