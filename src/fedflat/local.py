@@ -12,7 +12,7 @@ upload x - start
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
@@ -156,7 +156,7 @@ class Step:
         self.local.model.write(gradients, self._training.first_views)
         return self.first
 
-    def gradient_pieces(self) -> Sequence[Tensor]:
+    def gradient_pieces(self) -> list[Tensor] | tuple[Tensor, ...]:
         """The gradient at the point, on this step's batch, one tensor per parameter: one more pass each way."""
         self.settle()
         gradients, _ = self._training.differentiate(self)
