@@ -81,5 +81,14 @@ class Upload:
         return bytes_in({**self.vectors, "update": self.update, **_buffers(self.buffers)})
 
 
+@dataclass(frozen=True)
+class Missing:
+    """A client that an engine gave up waiting for: it gave no upload, and the round goes on without it."""
+
+    client: int
+    reason: str
+    """a sentence, without the client and the round"""
+
+
 def _buffers(buffers: Tensor | None) -> Values:
     return {} if buffers is None else {"buffers": buffers}

@@ -24,7 +24,7 @@ from .errors import FedflatError, nearest
 from .evaluation import ClassMix
 from .flat import FlatModel
 from .local import LocalSGD, LossFunction
-from .messages import Upload
+from .messages import Missing, Upload
 from .method import Method
 from .models import build_model
 from .participation import Everyone, Participation, Uniform
@@ -52,7 +52,7 @@ class Round:
     client_accuracy: dict[str, float] | None = None
     """mean, std and worst_decile over all clients, each tested on its own mix of classes; see `ClassMix`"""
     rejected: list[str] = field(default_factory=list)
-    """a sentence for every upload that was refused"""
+    """a sentence for every upload that was refused or did not come"""
     steps: int = 0
     forward: int = 0
     backward: int = 0
@@ -321,6 +321,9 @@ def _run_round(
         return message
 
     for upload in engine.uploads(active, download, store.get):
+        if isinstance(upload, Missing):
+            record.rejected.append(f"client {upload.client}, round {index}: {upload.reason}")
+            continue
         _count(record, upload)
         try:
             server.receive(upload)

@@ -13,7 +13,7 @@ from ..errors import FedflatError, nearest
 from ..evaluation import Score
 from ..flat import FlatModel
 from ..local import LocalSGD, LossFunction
-from ..messages import Download, Upload
+from ..messages import Download, Missing, Upload
 from ..method import Method
 
 
@@ -41,8 +41,11 @@ class Engine(Protocol):
         clients: Sequence[int],
         download: Callable[[int], Download],
         state: Callable[[int], dict[str, Tensor]],
-    ) -> Iterator[Upload]:
-        """Run the clients and yield their uploads in the order of `clients`, one by one."""
+    ) -> Iterator[Upload | Missing]:
+        """Run the clients and yield their uploads in the order of `clients`, one by one.
+
+        In the place of a client that the engine gave up waiting for, `Missing` says why.
+        """
 
     def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
         """Evaluate a model on the federation's test set."""
