@@ -14,6 +14,8 @@ import pytest
 
 import fedflat as ff
 from fedflat.cli import main
+from fedflat.experiments.flatness_of import read_flatness, read_landscape
+from fedflat.rundirectory import read_metrics
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
@@ -139,6 +141,38 @@ def test_the_command_lines_of_experiments_work(tmp_path: Path, monkeypatch, caps
     assert len((tmp_path / "runs" / "again" / "metrics.jsonl").read_text().splitlines()) == 15
     assert len((tmp_path / "comparison.csv").read_text().splitlines()) == 1 + 6
     assert len(list((tmp_path / "runs" / "grid").rglob("model.safetensors"))) == 12
+
+
+def test_the_command_lines_of_flatness_work(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (experiment,) = blocks("flatness.md", "yaml")
+    (tmp_path / "recorded.yaml").write_text(experiment)
+    for line in [*blocks("flatness.md", "sh")[0].splitlines(), "fedflat run recorded.yaml"]:
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr()
+        assert stop.value.code == 0, (line, told.err)
+    for run in ("sam", "avg"):
+        measures = read_flatness(tmp_path / "runs" / run)["measures"]
+        assert set(measures) == {
+            "sharpness",
+            "client-sharpness",
+            "worst-case",
+            "eigenvalues",
+            "trace",
+            "low-pass (test)",
+        }
+        assert len(measures["eigenvalues"]["result"]["values"]) == 3
+        assert set(read_landscape(tmp_path / "runs" / run)["losses"]) == {"train", "test"}
+    taken = [set(row["measures"]) for row in read_metrics(tmp_path / "runs" / "recorded")]
+    assert ["sharpness" in names for names in taken] == [False, True] * 3
+    assert ["eigenvalues" in names for names in taken] == [False, False, True] * 2
+
+
+def test_the_table_of_flatness_has_every_measure():
+    names = re.findall(r"^\| `([\w-]+)`", (DOCS / "flatness.md").read_text("utf-8"), re.MULTILINE)
+    assert names == list(ff.MEASURES)
 
 
 def test_the_message_about_a_bad_experiment_is_the_printed_one(tmp_path: Path, monkeypatch, capsys):

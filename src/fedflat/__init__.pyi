@@ -34,6 +34,14 @@ from .flatness.distance import FlatnessDistance as FlatnessDistance, flatness_di
 from .flatness.drift import gradient_drift as gradient_drift
 from .flatness.eigenvalues import Eigenvalues as Eigenvalues, hessian_eigenvalues as hessian_eigenvalues
 from .flatness.estimate import Estimate as Estimate
+from .flatness.landscape import (
+    Landscape as Landscape,
+    Plane as Plane,
+    interpolation as interpolation,
+    landscape as landscape,
+    merged as merged,
+    plane as plane,
+)
 from .flatness.low_pass import LowPass as LowPass, low_pass as low_pass
 from .flatness.measure import Measure as Measure
 from .flatness.radius import RadiusProfile as RadiusProfile, loss_along_radius as loss_along_radius
@@ -41,6 +49,7 @@ from .flatness.round_change import round_loss_change as round_loss_change
 from .flatness.sharpness import sharpness as sharpness
 from .flatness.surface import Surface as Surface
 from .flatness.trace import hessian_trace as hessian_trace
+from .flatness.trajectory import local_trajectory as local_trajectory
 from .flatness.update_sums import Drift as Drift, UpdateSums as UpdateSums
 from .flatness.worst_case import WorstCase as WorstCase, worst_case_sharpness as worst_case_sharpness
 from .local import LocalSGD as LocalSGD

@@ -68,6 +68,10 @@ class RunProgress:
         if not self._console.is_terminal:
             self._print_line(round.index + 1, note)
 
+    def measuring(self, name: str) -> None:
+        """Show that a measure is being taken; an empty name: that it is done."""
+        self._bar.update(self._task, note=f"measuring {name}" if name else "")
+
     def announce_stop(self) -> None:
         """Ctrl-C was pressed."""
         self._bar.console.print("Stopping after this round; press Ctrl-C again to stop at once.")

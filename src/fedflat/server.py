@@ -56,6 +56,8 @@ class Server:
         """the plain average of the client models of the last round"""
         self.step = torch.zeros_like(w)
         """what the last round added to w"""
+        self.start = w
+        """where the clients of this round start, which momentum may look ahead for"""
         self.open(0, 0.0)
 
     # -- state, as mechanisms see it ---------------------------------------------------------------
@@ -153,9 +155,9 @@ class Server:
         self.total_weight = 0.0
         self._totals: dict[str, Tensor] = {}
         self._tallies: dict[str, float] = {}
-        self._start = self.w
+        self.start = self.w
         for mechanism in self.method.mechanisms:
-            self._start = mechanism.start(self, self._start)
+            self.start = mechanism.start(self, self.start)
         self._common = {name: value for name in self.method.down if (value := self.state[name]) is not None}
 
     def download(self, client: int) -> Download:
@@ -163,7 +165,7 @@ class Server:
         values: dict[str, Value] = dict(self._common)
         for mechanism in self._senders:
             values.update(mechanism.send(self, client))
-        return Download(self.round, self.lr, self._start, values, self.buffers)
+        return Download(self.round, self.lr, self.start, values, self.buffers)
 
     def receive(self, upload: Upload) -> None:
         """Fold one upload into the round; raises `RejectedUpload` and leaves no trace if it is bad."""
@@ -218,7 +220,7 @@ class Server:
         if not self.accepted:
             return
         update = self.total("update").div_(self.total_weight)
-        self.average = self._start + update
+        self.average = self.start + update
         for mechanism in self.method.mechanisms:
             update = mechanism.combine(self, update)
         self.step = update

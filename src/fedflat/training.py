@@ -6,10 +6,10 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
@@ -31,6 +31,9 @@ from .participation import Everyone, Participation, Uniform
 from .rundirectory import RunDirectory
 from .server import RejectedUpload, Server
 from .store import ClientStore, parse_size
+
+if TYPE_CHECKING:
+    from .flatness.recording import Recording
 
 BUFFER_POLICIES = ("average", "local", "server", "reset")
 
@@ -70,6 +73,8 @@ class Round:
     """sending, local training and aggregation, without evaluation"""
     scalars: dict[str, float] = field(default_factory=dict)
     """the method's own numbers after the round, such as c or alpha"""
+    measures: dict[str, float | None] = field(default_factory=dict)
+    """flatness by name, in rounds in which it was measured"""
 
     def row(self) -> dict[str, Any]:
         """As plain values, for a table or a file."""
@@ -124,6 +129,8 @@ def train(
     checkpoint_every: int | None = None,
     stop: Callable[[], bool] | None = None,
     experiment: Mapping[str, Any] | None = None,
+    measure: Sequence[str | Mapping[str, Any]] = (),
+    on_measure: Callable[[str], None] | None = None,
 ) -> Run:
     """Train one model across the clients of a federation.
 
@@ -156,6 +163,9 @@ def train(
         checkpoint_every: rounds between checkpoints in `out`; by default as often as costs less than 2 % of the time.
         experiment: the experiment that this run is, as in its file: kept in `out`, for `fedflat resume`.
         stop: asked after every round; if it says True, the run ends there with a checkpoint, and can be gone on with.
+        measure: what of flatness to record, by name or as `{"sharpness": {"every": 10, "rho": 0.1}}`; `MEASURES` has
+            all. Distance and drift come from the uploads, at next to no cost.
+        on_measure: told the name of a measure that is being taken, and `""` when it is done.
     """
     method = as_method(method)
     sgd = local or LocalSGD()
@@ -214,7 +224,14 @@ def train(
                 for notice in directory.notices:
                     warnings.warn(notice, stacklevel=2)
             job = Job(federation, flat, method, sgd, loss, seed, buffers)
-            plan = _Plan(participation, rounds, evaluate, eval_every, on_bad_upload, on_round, stop)
+            recording = None
+            if measure:
+                from .flatness.recording import Recording
+
+                recording = Recording(measure, flat, federation, loss, on_measure)
+            plan = _Plan(
+                participation, rounds, evaluate, eval_every, on_bad_upload, on_round, stop, recording
+            )
             _run_rounds(job, plan, server, store, make_engine(engine), directory, history)
             flat.vector.copy_(server.w)
             flat.write_buffers(server.buffers)
@@ -259,6 +276,7 @@ class _Plan:
     on_bad_upload: str
     on_round: Callable[[Round], None] | None
     stop: Callable[[], bool] | None
+    recording: Recording | None
 
 
 def _run_rounds(
@@ -279,13 +297,15 @@ def _run_rounds(
         engine.open(job)
         for index in range(len(history), plan.rounds):
             active = plan.participation.choose(index, len(federation), seed)
-            record = _run_round(server, engine, store, active, index, job.sgd, plan.on_bad_upload)
             last = index == plan.rounds - 1
+            record = _run_round(server, engine, store, active, index, last, job.sgd, plan)
             if federation.test is not None and (last or (index + 1) % plan.eval_every == 0):
                 w = server.w if plan.evaluate == "server" else server.average
                 score = engine.evaluate(w, server.buffers)
                 record.accuracy, record.loss = score.accuracy, score.loss
                 record.client_accuracy = mix.spread(score.by_class) if mix and score.by_class else None
+            if plan.recording is not None:
+                record.measures = plan.recording.finish(server)
             history.append(record.row())
             if directory is not None:
                 directory.round(history[-1])
@@ -306,12 +326,16 @@ def _run_round(
     store: ClientStore,
     active: list[int],
     index: int,
+    last: bool,
     sgd: LocalSGD,
-    on_bad_upload: str,
+    plan: _Plan,
 ) -> Round:
     began = time.perf_counter()
     record = Round(index, [], server, lr=sgd.lr_in(index))
     server.open(index, record.lr)
+    recording = plan.recording
+    if recording is not None:
+        recording.open(server, index, last)
     losses = squares = 0.0
 
     def download(client: int) -> Any:
@@ -328,10 +352,12 @@ def _run_round(
         try:
             server.receive(upload)
         except RejectedUpload as rejection:
-            if on_bad_upload == "stop":
+            if plan.on_bad_upload == "stop":
                 raise
             record.rejected.append(str(rejection))
             continue
+        if recording is not None:
+            recording.receive(upload)
         store.put(upload.client, upload.state, copy=upload.borrowed)
         record.clients.append(upload.client)
         losses += upload.loss * server.weight(upload)
@@ -342,7 +368,7 @@ def _run_round(
         record.train_loss_std = math.sqrt(max(0.0, variance)) if math.isfinite(variance) else None
     server.close()
     record.scalars = server.scalars()
-    record.seconds = time.perf_counter() - began
+    record.seconds = time.perf_counter() - began - (recording.seconds if recording is not None else 0.0)
     return record
 
 

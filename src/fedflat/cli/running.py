@@ -148,6 +148,13 @@ def run(
             "(default: all)"
         ),
     ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Flatness to record during the run: distance and drift in every round, others (sharpness, "
+            "eigenvalues, ...) in every tenth; may be repeated."
+        ),
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(help="Send metrics to tensorboard, wandb, mlflow or trackio as well; may be repeated."),
@@ -189,6 +196,7 @@ def run(
         "engine": _engine(engine, workers),
         "threads": threads,
         "state_memory": state_memory,
+        "measure": measure,
         "trackers": track,
     }
     usual: list[str | None] = list(DEMO) if file is None else [None]
@@ -281,7 +289,9 @@ def _run_all(experiments: list[Experiment], out: Path | None, resuming: bool = F
                 stopping_at_round_end(progress.announce_stop) as stop,
                 _notices(),
             ):
-                run = run_experiment(filled, directory, resuming, progress.update, stop, federation)
+                run = run_experiment(
+                    filled, directory, resuming, progress.update, stop, federation, progress.measuring
+                )
         except KeyboardInterrupt:
             _interrupted(directory, "at once")
         if len(run.history) < rounds:

@@ -84,6 +84,10 @@ class Experiment(_Section):
     checkpoint_every: Count | None = Field(
         default=None, description="rounds; by default less than 2 % of the time"
     )
+    measure: list[str | dict[str, Any]] = Field(
+        default=[],
+        description="flatness to record, such as [distance, drift, {sharpness: {every: 10, samples: 2000}}]",
+    )
     trackers: list[str] = Field(default=[], description="tensorboard, wandb, mlflow, trackio")
 
     def filled(self) -> Experiment:

@@ -18,6 +18,12 @@ from .building import make_federation
 from .experiment import Experiment
 from .running import experiment_of, is_done
 
+DATA_KEYS = (
+    *("dataset", "data", "target", "client_column", "test_samples", "stand_in"),
+    *("augment", "partition", "clients", "seed", "dtype"),
+)
+"""What of an experiment makes its federation."""
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -66,6 +72,4 @@ def model_of(run: str | Path, federation: Federation | None = None, data: str | 
 
 def same_data(one: Experiment, other: Experiment) -> bool:
     """Whether two experiments have the same federation, so that it need not be loaded twice."""
-    keys = ("dataset", "data", "target", "client_column", "test_samples", "stand_in", "augment", "partition")
-    keys += ("clients", "seed", "dtype")
-    return all(getattr(one, key) == getattr(other, key) for key in keys)
+    return all(getattr(one, key) == getattr(other, key) for key in DATA_KEYS)

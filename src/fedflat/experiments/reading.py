@@ -324,6 +324,10 @@ def check(experiment: Experiment) -> list[Problem]:
         attempt("engine", lambda: make_engine(str(experiment.engine)))
     if experiment.state_memory is not None:
         attempt("state_memory", lambda: parse_size(str(experiment.state_memory)))
+    if experiment.measure:
+        from ..flatness.recording import wanted
+
+        attempt("measure", lambda: wanted(experiment.measure))
     if experiment.trackers:
         from ..trackers import check_trackers
 

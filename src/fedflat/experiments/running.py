@@ -31,6 +31,7 @@ def run_experiment(
     on_round: Callable[[Round], None] | None = None,
     stop: Callable[[], bool] | None = None,
     federation: Federation | None = None,
+    on_measure: Callable[[str], None] | None = None,
 ) -> Run:
     """Train as an experiment with one seed says; `federation` spares loading it, if it is there already."""
     if isinstance(experiment.seed, list):
@@ -70,6 +71,8 @@ def run_experiment(
             checkpoint_every=filled.checkpoint_every,
             stop=stop,
             experiment=filled.written(),
+            measure=filled.measure,
+            on_measure=on_measure,
         )
 
 

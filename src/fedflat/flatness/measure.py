@@ -79,13 +79,13 @@ class Measure:
             raise FedflatError(f"samples={samples}: give at least 1.")
         return (data.union() if isinstance(data, Federation) else data).thinned(samples)
 
-    def numbers(self, result: Any) -> dict[str, float | None]:
-        """What of a result to follow over the rounds: the first under the measure's own name, no lists.
+    def numbers(self, result: Any, label: str | None = None) -> dict[str, float | None]:
+        """What of a result to follow over the rounds: the first under the measure's own name or label, no lists.
 
         >>> MEASURES["trace"].numbers(Estimate(3.0, 2.5, 3.5, draws=10))
         {'trace': 3.0, 'trace low': 2.5, 'trace high': 3.5}
         """
-        return dict(_numbers(self.name, result))
+        return dict(_numbers(label or self.name, result))
 
 
 def _numbers(name: str, result: Any) -> list[tuple[str, float | None]]:
