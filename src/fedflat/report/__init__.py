@@ -1,0 +1,1 @@
+"""A page that compares runs: read from their directories, shown in a browser without a network."""
