@@ -17,7 +17,7 @@ from ..errors import FedflatError, MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 ALL_CLIENTS = 20
 """Up to so many clients the table shows every one."""
@@ -174,8 +174,8 @@ def draw(
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "Drawing a split") from None
     counts = describe(labels, indices, classes).counts
-    figure = Figure(figsize=_size(*counts.shape), dpi=150, layout="constrained")
-    _paint(figure, counts, title)
+    figure = Figure(figsize=picture_size(*counts.shape), dpi=150, layout="constrained")
+    paint(figure, counts, title)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,53 +185,58 @@ def draw(
     return path
 
 
-def _size(clients: int, classes: int) -> tuple[float, float]:
+def picture_size(clients: int, classes: int) -> tuple[float, float]:
     """Inches that give a cell room but fit on a page."""
     if max(clients, classes) > DOTS:
         return 9.5, min(max(2.8, 1.2 + 0.2 * classes), 7.0)
     return max(5.2, 3.2 + 0.34 * clients), max(2.4, 1.2 + 0.3 * classes)
 
 
-def _paint(figure: Figure, counts: np.ndarray, title: str) -> None:
+def paint(
+    figure: Figure | SubFigure, counts: np.ndarray, title: str, top: int | None = None, shrunk: float = 1.0
+) -> None:
+    """The picture; its scale ends at `top` samples of a class, and dots are for a figure that is shrunk so much."""
+    top = top or int(counts.max())
     clients, classes = counts.shape
     dots = max(clients, classes) <= DOTS
     width = max(0.34 * clients, 2.6) if dots else 6.5
     main, side = figure.subplots(1, 2, sharey=True, width_ratios=(width, 1.0))
     if dots:
-        _dots(figure, main, counts)
+        _dots(figure, main, counts, top, 260 * shrunk**2)
     else:
-        _heat(figure, (main, side), counts)
+        _heat(figure, (main, side), counts, top)
     main.set(xlabel="client", ylabel="class", xticks=_ticks(clients), yticks=_ticks(classes))
     main.set(xlim=(-0.5, clients - 0.5), ylim=(-0.5, classes - 0.5))
     side.barh(np.arange(classes), counts.sum(axis=0), height=0.8 if classes <= DOTS else 1.0, color=GREY)
-    most = int(counts.sum(axis=0).max())
-    side.set(xlabel="all clients", xlim=(0, most), xticks=[0, most])
-    side.set_xticklabels(["0", f"{most:,}"])
+    all_clients = int(counts.sum(axis=0).max())
+    side.set(xlabel="all clients", xlim=(0, all_clients), xticks=[0, all_clients])
+    side.set_xticklabels(["0", f"{all_clients:,}"])
     side.tick_params(axis="y", left=False)
     for axes in (main, side):
         axes.spines[["top", "right"]].set_visible(False)
     if title:
-        main.set_title(title, loc="left", fontsize=11)
+        main.set_title(title, loc="left", fontsize=11 * shrunk)
 
 
-def _dots(figure: Figure, axes: Axes, counts: np.ndarray) -> None:
+def _dots(figure: Figure | SubFigure, axes: Axes, counts: np.ndarray, top: int, largest: float) -> None:
     """Area proportional to the number of samples, but never too small to see; the largest about fills its cell."""
     axes.set_axisbelow(True)
     axes.grid(color=FAINT, linewidth=0.6)
-    area = 260 / counts.max()
+    area = largest / top
     client, label = np.nonzero(counts)
     axes.scatter(client, label, s=np.maximum(counts[client, label] * area, 1.5), color=BLUE, linewidths=0)
-    steps = sorted({_nice(counts.max() * part) for part in (1.0, 0.5, 0.1, 0.02)}, reverse=True)
+    steps = sorted({_nice(top * part) for part in (1.0, 0.5, 0.1, 0.02)}, reverse=True)
     sizes = [axes.scatter([], [], s=n * area, color=BLUE, linewidths=0, label=f"{n:,}") for n in steps]
     figure.legend(handles=sizes, title="samples", loc="outside right upper", frameon=False, labelspacing=0.9)
 
 
-def _heat(figure: Figure, axes: tuple[Axes, Axes], counts: np.ndarray) -> None:
+def _heat(figure: Figure | SubFigure, axes: tuple[Axes, Axes], counts: np.ndarray, top: int) -> None:
     """Colour from light (few) to dark (many); white is none."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
     colours = ListedColormap(colormaps["Blues"](np.linspace(0.22, 1, 256)))
+    axes[0].grid(False)
     gap = 0.4 if max(counts.shape) <= 120 else 0.0
     clients, classes = (np.arange(count + 1) - 0.5 for count in counts.shape)
     image = axes[0].pcolormesh(
@@ -240,6 +245,7 @@ def _heat(figure: Figure, axes: tuple[Axes, Axes], counts: np.ndarray) -> None:
         np.ma.masked_equal(counts.T, 0),
         cmap=colours,
         vmin=0,
+        vmax=top,
         edgecolors="white" if gap else "none",
         linewidth=gap,
     )

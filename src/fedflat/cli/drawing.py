@@ -1,0 +1,250 @@
+"""`fedflat figure`: the papers' figure types, a command for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import FedflatError
+from .options import DataDirectory, app, console
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+figure = typer.Typer(
+    help="Draw runs: learning curves, flatness, landscapes and the papers' other figures, as png, svg or pdf.",
+    no_args_is_help=True,
+)
+app.add_typer(figure, name="figure")
+
+Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write: .png, .svg or .pdf.")]
+Width = Annotated[str, typer.Option(help="One or two columns of a paper: one, two.")]
+Smooth = Annotated[int, typer.Option(help="Every point is the mean of the last so many values.", min=1)]
+Against = Annotated[str, typer.Option(help="What is across: rounds, bytes, passes, seconds.")]
+Part = Annotated[str, typer.Option(help="Of the train or the test data.")]
+Log = Annotated[bool, typer.Option("--log", help="A logarithmic vertical axis.")]
+Parts = Annotated[
+    list[str] | None,
+    typer.Option("--part", help="Only this part of the data, train or test; may be repeated. (default: all)"),
+]
+Ceiling = Annotated[float | None, typer.Option(help="The highest loss to tell apart.")]
+
+
+@figure.command()
+def curves(
+    runs: Runs,
+    out: Out,
+    value: Annotated[
+        str, typer.Option(help="What is up: accuracy, loss, train_loss, worst_decile.")
+    ] = "accuracy",
+    against: Against = "rounds",
+    smooth: Smooth = 1,
+    within: Annotated[
+        tuple[float, float] | None, typer.Option(help="Both ends of the vertical axis: --within 60 90.")
+    ] = None,
+    width: Width = "one",
+) -> None:
+    """Learning curves: accuracy or loss against rounds, bytes, passes or seconds; bands over seeds."""
+    from ..figures import learning_curves
+
+    _write(learning_curves(runs, value, against, smooth, within, width), out)
+
+
+@figure.command()
+def sharpness(
+    runs: Runs,
+    out: Out,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(help="A recorded measure, a panel for each; may be repeated. (default: sharpness)"),
+    ] = None,
+    against: Against = "rounds",
+    smooth: Smooth = 1,
+    log: Log = False,
+    width: Width = "one",
+) -> None:
+    """Sharpness, or any measure recorded while training, against rounds, bytes, passes or seconds."""
+    from ..figures import measure_curves
+
+    _write(measure_curves(runs, measure or ["sharpness"], against, smooth, log, width), out)
+
+
+@figure.command()
+def traces(
+    runs: Runs,
+    out: Out,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="c, alpha, 'drift cosine', ...; may be repeated. (default: all that methods keep)"),
+    ] = None,
+    smooth: Smooth = 1,
+    width: Width = "one",
+) -> None:
+    """A method's own numbers by round: FedGF's c, FedWMSAM's alpha, cosines between updates."""
+    from ..figures import traces as draw
+
+    _write(draw(runs, name, smooth, width), out)
+
+
+@figure.command()
+def target(
+    runs: Runs,
+    out: Out,
+    target: Annotated[float, typer.Option(help="The accuracy to reach, such as 0.8.", min=0, max=1)],
+    computation: Annotated[str, typer.Option(help="What is across: seconds, passes, rounds.")] = "seconds",
+    communication: Annotated[str, typer.Option(help="What is up: bytes, rounds.")] = "bytes",
+    width: Width = "one",
+) -> None:
+    """Communication against computation until a target accuracy, a line for each method."""
+    from ..figures import cost_to_target
+
+    _write(cost_to_target(runs, target, computation, communication, width), out)
+
+
+@figure.command()
+def sensitivity(
+    runs: Runs,
+    out: Out,
+    by: Annotated[str, typer.Option(help="The setting: method.rho, partition.alpha, local.epochs, ...")],
+    last: Annotated[int, typer.Option(help="Accuracy is the mean of so many last tests.", min=1)] = 10,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="A panel with this recorded measure as well; may be repeated.")
+    ] = None,
+    width: Width = "one",
+) -> None:
+    """Final accuracy against a setting that a sweep varies."""
+    from ..figures import sensitivity as draw
+
+    _write(draw(runs, by, last, measure or [], width), out)
+
+
+@figure.command()
+def partition(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs, directories that hold some, or experiment files.")
+    ],
+    out: Out,
+    data: DataDirectory = None,
+    width: Width = "two",
+) -> None:
+    """Which client has how many samples of which class."""
+    from ..experiments.building import make_federation
+    from ..experiments.compare import find_runs
+    from ..experiments.model_of import same_data
+    from ..experiments.reading import load_experiment
+    from ..experiments.running import experiment_of
+    from ..figures import partitions
+
+    found = [load_experiment(path) for path in runs if path.is_file()]
+    folders = [path for path in runs if not path.is_file()]
+    found += [experiment_of(run) for run in find_runs(folders)] if folders else []
+    different = [
+        one for number, one in enumerate(found) if not any(same_data(one, o) for o in found[:number])
+    ]
+    federations = {}
+    for one in different:
+        place = {} if data is None else {"data": str(data)}
+        seed = one.seed if isinstance(one.seed, int) else one.seed[0]
+        federation = make_federation(one.model_copy(update=place), seed)
+        title = f"{federation.name}, {_split(one.partition)}, {len(federation)} clients, seed {seed}"
+        federations[title] = federation
+    _write(partitions(federations, width), out)
+
+
+@figure.command()
+def landscape(
+    runs: Runs, out: Out, part: Parts = None, ceiling: Ceiling = None, width: Width = "two"
+) -> None:
+    """The loss around models as contours (or curves) on shared axes; `fedflat landscape` computes it."""
+    from ..figures import landscapes
+
+    _write(landscapes(runs, part, ceiling, width), out)
+
+
+@figure.command()
+def surface(runs: Runs, out: Out, part: Parts = None, ceiling: Ceiling = None, width: Width = "two") -> None:
+    """The same as surfaces in space."""
+    from ..figures import surfaces
+
+    _write(surfaces(runs, part, ceiling, width), out)
+
+
+@figure.command()
+def radius(
+    runs: Runs,
+    out: Out,
+    along: Annotated[
+        list[str] | None,
+        typer.Option(help="random directions or the gradient, uphill; may be repeated. (default: random)"),
+    ] = None,
+    part: Part = "train",
+    log: Log = False,
+    width: Width = "one",
+) -> None:
+    """The loss against the radius of a perturbation; `fedflat flatness --radius` measures it."""
+    from ..figures import loss_by_radius
+
+    _write(loss_by_radius(runs, along or ["random"], part, log, width), out)
+
+
+@figure.command()
+def density(
+    runs: Runs,
+    out: Out,
+    part: Part = "train",
+    blur: Annotated[float, typer.Option(help="Width of an eigenvalue, as a part of the range.")] = 0.01,
+    width: Width = "one",
+) -> None:
+    """The density of the Hessian's eigenvalues; `fedflat flatness --density` measures it."""
+    from ..figures import spectral_densities
+
+    _write(spectral_densities(runs, part, blur, width), out)
+
+
+@figure.command()
+def embedding(
+    runs: Runs,
+    out: Out,
+    part: Part = "train",
+    samples: Annotated[int, typer.Option(help="At most so many samples, evenly spaced.", min=3)] = 1000,
+    perplexity: Annotated[float, typer.Option(help="Of t-SNE.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Of t-SNE.", min=0)] = 0,
+    together: Annotated[bool, typer.Option("--together", help="All models in one embedding.")] = False,
+    data: DataDirectory = None,
+    width: Width = "two",
+) -> None:
+    """t-SNE of the models' penultimate features, coloured by class, side by side (extra `embedding`)."""
+    from ..experiments.compare import find_runs
+    from ..figures import embeddings
+    from ..figures.trials import by_place
+    from ..flatness.embedding import embedding as embed_models
+    from .measuring import _trained
+
+    names = {place: name for name, place in by_place(runs).items()}
+    models, federations = {}, []
+    for run, trained in _trained(find_runs(runs), data):
+        models[names[run]] = trained.model
+        federations.append(trained.federation)
+    if different := {one.name for one in federations} - {federations[0].name}:
+        raise FedflatError(
+            f"The runs are on {federations[0].name} and {different.pop()}: draw those on one dataset at a time."
+        )
+    shown = {"train": federations[0].union(), "test": federations[0].test}.get(part)
+    if shown is None:
+        raise FedflatError(f"--part {part} is not possible: write train, or test where there is a test set.")
+    _write(embeddings(embed_models(models, shown, samples, perplexity, seed, together), width=width), out)
+
+
+def _split(partition: object) -> str:
+    from ..experiments.building import make_partition
+
+    return str(make_partition(partition))  # type: ignore[arg-type]
+
+
+def _write(drawn: Figure, out: Path) -> None:
+    from ..figures import save
+
+    console.print(f"Drawn to {save(drawn, out)}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,64 @@
+"""Learning curves: FedGMT Figure 5, FedWMSAM Figures 3, 4, 8, 10, FedNSAM Figures 4 to 6, FedGF Figures 4, 8, 13."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FedflatError, nearest
+from .lines import draw_against, line_of
+from .style import legend_above, look, panels
+from .trials import Runs, gather
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VALUES = {
+    "accuracy": ("test accuracy (%)", 100.0),
+    "loss": ("test loss", 1.0),
+    "train_loss": ("training loss of the active clients", 1.0),
+    "worst_decile": ("accuracy of the worst tenth of clients (%)", 100.0),
+}
+"""What there is to draw: what the axis says, and the factor."""
+
+
+def learning_curves(
+    runs: Runs,
+    value: str = "accuracy",
+    against: str = "rounds",
+    smooth: int = 1,
+    within: tuple[float, float] | None = None,
+    width: str = "one",
+) -> Figure:
+    """Accuracy or loss over rounds, bytes, passes or seconds; the mean over seeds, the band their deviation.
+
+    Args:
+        runs: directories, or histories by name; see `fedflat.figures.trials.Runs`.
+        value: accuracy, loss, train_loss or worst_decile.
+        against: rounds, bytes, passes or seconds.
+        smooth: every point is the mean of the last so many tests.
+        within: the lower and the upper end of the vertical axis.
+        width: one or two columns.
+    """
+    if value not in VALUES:
+        raise FedflatError(f"A learning curve has no '{value}'.{nearest(value, VALUES)}")
+    trials = gather(runs)
+    lines = [line_of(one, lambda row: _value(row, value), against, smooth) for one in trials]
+    missing = [one.name for one, line in zip(trials, lines, strict=True) if line is None]
+    if missing:
+        raise FedflatError(f"{missing[0]} has no {value.replace('_', ' ')} yet: no round has been tested.")
+    label, scale = VALUES[value]
+    with look():
+        figure, (axes,) = panels(1, width, 2.3)
+        draw_against(axes, lines, against, label, scale)
+        if within is not None:
+            axes.set_ylim(*within)
+        legend_above(figure, [axes])
+    return figure
+
+
+def _value(row: Mapping[str, Any], name: str) -> float | None:
+    if name == "worst_decile":
+        row, name = row.get("client_accuracy") or {}, "worst_decile"
+    given: float | None = row.get(name)
+    return given
