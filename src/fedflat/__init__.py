@@ -16,7 +16,7 @@ def _homes() -> dict[str, str]:
     """The public names and their modules, as the stub beside this file lists them for type checkers."""
     stub = ast.parse(resources.files(__name__).joinpath("__init__.pyi").read_text("utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: f".{node.module}" for node in imports for alias in node.names}
+    return {alias.name: f".{node.module or alias.name}" for node in imports for alias in node.names}
 
 
 _HOME = _homes()
@@ -27,7 +27,8 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: `import fedflat` alone does not load torch."""
     if name not in _HOME:
         raise AttributeError(f"module 'fedflat' has no attribute '{name}'")
-    value = getattr(import_module(_HOME[name], __name__), name)
+    home = import_module(_HOME[name], __name__)
+    value = home if _HOME[name] == f".{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

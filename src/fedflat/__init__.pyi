@@ -1,5 +1,6 @@
 """The public names and where they live; the package imports each when it is first asked for."""
 
+from . import figures as figures
 from .composition import as_method as as_method
 from .data import federate as federate, load_dataset as load_dataset
 from .data.augmentation import Augmentation as Augmentation, Images as Images
@@ -33,6 +34,12 @@ from .flatness.discrepancy import (
 from .flatness.distance import FlatnessDistance as FlatnessDistance, flatness_distance as flatness_distance
 from .flatness.drift import gradient_drift as gradient_drift
 from .flatness.eigenvalues import Eigenvalues as Eigenvalues, hessian_eigenvalues as hessian_eigenvalues
+from .flatness.embedding import (
+    Embedding as Embedding,
+    embed as embed,
+    embedding as embedding,
+    penultimate_features as penultimate_features,
+)
 from .flatness.estimate import Estimate as Estimate
 from .flatness.landscape import (
     Landscape as Landscape,
