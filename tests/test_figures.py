@@ -194,6 +194,15 @@ def test_measures_that_were_not_recorded():
         figures.measure_curves({"mine": history}, "sharpnes")
 
 
+def test_what_is_recorded_does_not_make_another_experiment(tmp_path):
+    for seed, measure in enumerate((["sharpness"], ["sharpness", {"trace": {"every": 5}}])):
+        history = rows([0.5, 0.6], measures={"sharpness": 0.1 * (seed + 1)})
+        make_run(tmp_path / str(seed), "fedavg", seed, history, measure=measure)
+    lines = named_lines(figures.measure_curves(tmp_path).axes[0])
+    assert list(lines) == ["FedAvg"]
+    np.testing.assert_allclose(lines["FedAvg"].get_ydata(), [0.15, 0.15])
+
+
 def test_traces_have_a_panel_each_and_leave_out_who_has_none():
     runs = {
         "FedGF": [row(n, scalars={"c": n / 4}) for n in range(4)],

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHAPES = (*MARKERS, "p", "h", "*")
+SHAPES = (*MARKERS, "p", "h", "d")
 NAMED = 30
 """Up to so many classes have a colour and a shape of their own and a name; beyond, a scale of colours."""
 ACROSS = 4

@@ -20,8 +20,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", ">", "<")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2)))
 """As many as have no factor in common with the colours: 35 lines before one comes again."""
-CLASSES = (*COLOURS, "#882255", "#999999", "#F0E442")
-"""For points, where yellow can be seen, and two more: as many as datasets often have classes."""
+CLASSES = (*COLOURS, "#882255", "#999999", "#999933")
+"""And three more, from Tol's: as many as datasets often have classes."""
 HEAT = "viridis"
 """Even steps of lightness, so that it can be read in grey."""
 WIDTHS = {"one": 3.4, "two": 7.0}

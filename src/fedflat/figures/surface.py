@@ -58,7 +58,7 @@ def surfaces(
             (first, second), fine = _refined(seen.axes, losses)
             one.plot_surface(
                 *np.meshgrid(first, second, indexing="ij"),
-                np.where(fine > high, np.nan, fine),
+                _cut(fine, high),
                 cmap=HEAT,
                 norm=Normalize(low, high),
                 rcount=FINE,
@@ -71,7 +71,7 @@ def surfaces(
             for axis, place in zip("xy", seen.axes, strict=True):
                 ends = [float(place[0]), float(place[0] + place[-1]) / 2, float(place[-1])]
                 one.set(**{f"{axis}lim": (ends[0], ends[-1]), f"{axis}ticks": ends})
-                getattr(one, f"set_{axis}ticklabels")([f"{end:.3g}" for end in ends])
+                getattr(one, f"set_{axis}ticklabels")([f"{end:.3g}".replace("-", "−") for end in ends])
             one.locator_params("z", nbins=5)
             one.tick_params(pad=-2.5, labelsize=6)
             one.set_xlabel("direction 1", labelpad=-9)
@@ -90,3 +90,13 @@ def _refined(
     first, second = (np.linspace(axis[0], axis[-1], FINE) for axis in axes)
     rows = np.stack([np.interp(first, axes[0], column) for column in losses.T], axis=1)
     return (first, second), np.stack([np.interp(second, axes[1], row) for row in rows])
+
+
+def _cut(losses: np.ndarray, ceiling: float) -> np.ndarray:
+    """Nothing above the ceiling, but for the points next to it, which end the surface at its height."""
+    below = losses <= ceiling
+    padded = np.pad(below, 1)
+    near = np.any(
+        [padded[i : i + len(below), j : j + below.shape[1]] for i in range(3) for j in range(3)], axis=0
+    )
+    return np.where(near & np.isfinite(losses), np.minimum(losses, ceiling), np.nan)

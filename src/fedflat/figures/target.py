@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ def cost_to_target(
     there = [one for one in found if one.seeds]
     if not there:
         raise FedflatError(f"No run reaches an accuracy of {target:.0%}; give a lower target.")
-    settings = list(dict.fromkeys(one.setting for one in there))
+    methods = list(dict.fromkeys(one.method for one in there))
+    settings = sorted({one.setting for one in there}, key=_by_number)
+    there.sort(key=lambda one: settings.index(one.setting))
     with look():
         figure, (axes,) = panels(1, width, 2.4)
         per = []
@@ -66,7 +69,7 @@ def cost_to_target(
             getattr(axes, f"set_{axis}label")(with_unit(f"{SHORT[name]} to {100 * target:g}% accuracy", unit))
             wide = max(costs) >= WIDE * min(costs)
             getattr(axes, f"set_{axis}scale")("log" if wide else "linear")
-        for number, method in enumerate(dict.fromkeys(one.method for one in there)):
+        for number, method in enumerate(methods):
             _draw(axes, number, [one for one in there if one.method == method], per, settings)
         axes.margins(0.08)
         if len(settings) > 1:
@@ -78,6 +81,11 @@ def cost_to_target(
             text = textwrap.fill(f"not reached: {', '.join(lost)}", 70 if width == "one" else 150)
             figure.supxlabel(text, fontsize=6, color="#555555")
     return figure
+
+
+def _by_number(setting: str) -> tuple[list[float], str]:
+    """`alpha=0.1` before `alpha=1`."""
+    return [float(number) for number in re.findall(r"(?<==)-?\d+(?:\.\d+)?(?:e-?\d+)?", setting)], setting
 
 
 def _reached(trials: Trials, target: float, computation: str, communication: str) -> Reached:
