@@ -57,7 +57,11 @@ def compare(name: str, plan: Plan, install: bool) -> dict[str, Any]:
             for peer in runs:
                 seconds += [round(ours.round(), 6) for _ in range(plan.ours)]
                 entry = peers[peer]
-                found = launch(peer, name, plan.theirs, entry["threads"], entry["processes"])
+                run = (peer, name, plan.theirs, entry["threads"], entry["processes"])
+                found = launch(*run)
+                if "error" in found:  # once in a while torchrun gives up without a reason
+                    say(f"{name}: {peer} once more, since {found['error']}")
+                    found = launch(*run)
                 entry |= {key: found[key] for key in ("version", "torch", "note", "error") if key in found}
                 entry["seconds"] += found.get("seconds", [])
                 say(

@@ -128,6 +128,6 @@ def _run(command: list[str], threads: int = 1, timeout: float = 3600) -> str:
 
 def _reason(text: str) -> str:
     """The last line that names an error, else the last line at all; torchrun's own says nothing."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" =-*")]
     errors = r"^(\[rank\d+\]: )?[\w.]*(?<!ChildFailed)(Error|Exception|ERROR)\b"
     return ([line for line in lines if re.search(errors, line)] or lines or [""])[-1][:300]
