@@ -164,9 +164,12 @@ def _as_asked(was: dict[str, Any], settings: dict[str, Any], samples: int | None
 
 def _trained(runs: list[Path], data: Path | None) -> Iterator[tuple[Path, TrainedModel]]:
     """Every run's model; data is loaded once for neighbours that share it."""
+    import torch
+
     from ..experiments.model_of import model_of, same_data
     from ..experiments.running import experiment_of
 
+    torch.set_num_threads(1)  # beside other work two threads are slower than one
     place = None if data is None else str(data)
     last: TrainedModel | None = None
     for run in runs:
