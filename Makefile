@@ -10,7 +10,7 @@ demo: $(VENV)/installed  ## set up and run the main job on the data inside the p
 	$(BIN)/fedflat run
 
 test: $(VENV)/tested  ## set up and run all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/tested  ## style and types
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ PARTS = {
     "methods": "Every method relative to FedAvg",
     "memory": "Memory",
     "overhead": "Overhead of the engines",
+    "engines": "A large model on every engine",
     "recording": "Overhead of recording flatness",
     "stacking": "Several small clients at once",
 }

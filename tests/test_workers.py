@@ -4,55 +4,13 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 
 import pytest
 import torch
+from tiny import Slow, network, same, train
 from torch import nn
 
 import fedflat as ff
-
-
-def federation(seed: int = 0) -> ff.Federation:
-    """Clients of very different sizes, so that the order of work is not the order of clients."""
-    rng = torch.Generator().manual_seed(seed)
-    sizes = [5, 40, 12, 30, 7, 21]
-    clients = [
-        (torch.randn(n, 6, generator=rng) + i, torch.randint(3, (n,), generator=rng))
-        for i, n in enumerate(sizes)
-    ]
-    test = (torch.randn(2500, 6, generator=rng), torch.randint(3, (2500,), generator=rng))
-    return ff.Federation(clients, test)
-
-
-def network(norm: bool = False, dropout: bool = False) -> nn.Module:
-    torch.manual_seed(1)
-    middle = [nn.BatchNorm1d(8)] if norm else []
-    return nn.Sequential(nn.Linear(6, 8), *middle, nn.Tanh(), nn.Dropout(0.3 * dropout), nn.Linear(8, 3))
-
-
-def train(method: str, engine: object, rounds: int = 5, module: nn.Module | None = None, **more) -> ff.Run:
-    return ff.train(
-        federation(),
-        module or network(dropout=True),
-        method,
-        local=ff.LocalSGD(lr=0.1, momentum=0.5, weight_decay=1e-3, epochs=2, batch_size=8),
-        participation=4,
-        rounds=rounds,
-        engine=engine,
-        **more,
-    )
-
-
-def same(a: ff.Run, b: ff.Run) -> None:
-    assert a.server.w.equal(b.server.w)
-    timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in run.history] for run in (a, b)]
-    assert timeless[0] == timeless[1]
-    assert a.clients.clients() == b.clients.clients()
-    for client in a.clients.clients():
-        ours, theirs = a.clients.get(client), b.clients.get(client)
-        assert ours.keys() == theirs.keys()
-        assert all(ours[name].equal(theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("method", sorted(ff.METHODS))
@@ -83,18 +41,6 @@ def test_workers_share_devices_in_turn():
 
 def our_workers() -> list:
     return [p for p in multiprocessing.active_children() if p.name.startswith("fedflat-worker")]
-
-
-class Slow(nn.Module):
-    """Long enough to be killed while it works."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = network()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.01)
-        return self.inner(x)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedwmsam", "fedgmt_v2"])

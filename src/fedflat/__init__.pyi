@@ -17,6 +17,7 @@ from .data.partitions import (
     Quantity as Quantity,
 )
 from .engines.inprocess import InProcess as InProcess
+from .engines.ray import Ray as Ray
 from .engines.workers import Workers as Workers
 from .errors import FedflatError as FedflatError
 from .flat import FlatModel as FlatModel

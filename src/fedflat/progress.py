@@ -60,8 +60,8 @@ class RunProgress:
         self._first = round.index if self._first is None else self._first
         self._rejected += len(round.rejected)
         for sentence in round.rejected:
-            self._bar.console.print(f"[yellow]upload refused:[/] {sentence}", highlight=False)
-        note = f"{self._rejected} uploads refused" if self._rejected else ""
+            self._bar.console.print(f"[yellow]left out:[/] {sentence}", highlight=False)
+        note = f"{self._rejected} uploads left out" if self._rejected else ""
         self._bar.update(
             self._task, completed=round.index + 1, accuracy=self._accuracy, loss=self._loss, note=note
         )

@@ -128,8 +128,14 @@ def run(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Where clients run: inprocess, or workers, a process per core with the same result. "
-            "(default: inprocess for small data, else workers)"
+            help="Where clients run: inprocess, workers, a process per core, or ray, a cluster; all with the same "
+            "result. (default: inprocess for small data, else workers)"
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="For --engine ray: a running cluster, or auto. (default: one is started on this machine)"
         ),
     ] = None,
     workers: Annotated[
@@ -194,6 +200,7 @@ def run(
         "bad_uploads": bad_uploads,
         "seed": seed,
         "engine": _engine(engine, workers),
+        "ray.address": ray_address,
         "threads": threads,
         "state_memory": state_memory,
         "measure": measure,

@@ -55,18 +55,21 @@ class Engine(Protocol):
 
 
 def make_engine(engine: str | Engine) -> Engine:
-    """An engine from its name, such as `inprocess`, `workers` or `workers:3`."""
+    """An engine from its name, such as `inprocess`, `workers`, `workers:3` or `ray`."""
     if not isinstance(engine, str):
         return engine
     from .inprocess import InProcess
+    from .ray import Ray
     from .workers import Workers
 
-    known: dict[str, type[Engine]] = {"inprocess": InProcess, "workers": Workers}
+    known: dict[str, type[Engine]] = {"inprocess": InProcess, "workers": Workers, "ray": Ray}
     name, colon, count = engine.partition(":")
     if name not in known:
         raise FedflatError(f"There is no engine '{name}'.{nearest(name, known)}")
     if not colon:
         return known[name]()
-    if name != "workers" or not count.isdecimal() or int(count) < 1:
-        raise FedflatError(f"engine '{engine}' is not possible: write inprocess, workers or workers:3.")
-    return Workers(int(count))
+    if name == "inprocess" or not count.isdecimal() or int(count) < 1:
+        raise FedflatError(
+            f"engine '{engine}' is not possible: write inprocess, workers, workers:3, ray or ray:3."
+        )
+    return Workers(int(count)) if name == "workers" else Ray(actors=int(count))

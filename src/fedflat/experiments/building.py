@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..data.own import read_images, read_table
 from ..data.partitions import Partition, parse_partition
 from ..data.partitions.text import partition_from_parts
 from ..data.standin import SHAPES, stand_in
+from ..engines.ray import Ray
 from ..errors import FedflatError, nearest
 from ..local import LocalSGD
 from ..models import model_names
@@ -51,6 +53,20 @@ def make_participation(given: int | str | list[list[int]] | None) -> Participati
         f"'{given}' is not possible: write a number of clients, everyone, bernoulli:0.1 or a list of clients "
         "for every round."
     )
+
+
+def make_ray(experiment: Experiment, seed: int) -> Ray:
+    """The engine ray, as its section says."""
+    name, _, count = (experiment.engine or "").partition(":")
+    if name != "ray" or experiment.ray is None:
+        raise FedflatError(
+            "these are settings of the engine ray: choose it as well, engine: ray (--engine ray)."
+        )
+    settings = experiment.ray.model_dump()
+    if count.isdecimal():
+        settings["actors"] = int(count)
+    by_nodes = settings.pop("data") == "nodes"
+    return Ray(**settings, data=partial(make_federation, experiment, seed) if by_nodes else None)
 
 
 def make_partition(given: str | dict[str, Any]) -> Partition:

@@ -74,7 +74,17 @@ def describe(run: Path) -> dict[str, Any]:
     content: Mapping[str, Any]
     if path.exists():
         content = yaml.safe_load(path.read_text())
-        ignored = {"engine", "threads", "trackers", "measure", "checkpoint_every", "data", "download", "state_memory"}
+        ignored = {
+            "engine",
+            "ray",
+            "threads",
+            "trackers",
+            "measure",
+            "checkpoint_every",
+            "data",
+            "download",
+            "state_memory",
+        }
     else:
         content = read_settings(run)
         ignored = {"environment", "started", "finished", "how", "format", "mechanisms"}

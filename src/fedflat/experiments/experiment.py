@@ -38,6 +38,27 @@ class LocalSection(_Section):
     clip_stage: Literal["direction", "gradient"] = "direction"
 
 
+class RaySection(_Section):
+    """Where the engine ray works, and how."""
+
+    address: str | None = Field(
+        default=None, description="of a running cluster, or auto; else one is started"
+    )
+    actors: Count | None = Field(default=None, description="by default as many as there is room for")
+    cpus_per_actor: Positive = 1.0
+    gpus_per_actor: NotNegative = Field(default=0.0, description="with 0.25, four actors share a GPU")
+    deadline: Positive | None = Field(default=None, description="seconds that a client may take")
+    on_deadline: Literal["wait", "skip", "stop"] = "wait"
+    attempts: Count = Field(default=3, description="so often a client may lose its actor")
+    patience: Positive = Field(default=300.0, description="seconds to wait while there is no actor at all")
+    ahead: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        default=None, description="finished uploads that may wait for their turn"
+    )
+    data: Literal["sent", "nodes"] = Field(
+        default="sent", description="sent to every node once, or loaded by the nodes from their own files"
+    )
+
+
 class Experiment(_Section):
     """One experiment: data, how it is dealt out, model, method, local training, rounds."""
 
@@ -74,7 +95,8 @@ class Experiment(_Section):
     buffers: Literal["average", "local", "server", "reset"] = "average"
     bad_uploads: Literal["skip", "stop"] = "skip"
     seed: Seed | list[Seed] = Field(default=0, description="of everything random; a list is one run for each")
-    engine: str | None = Field(default=None, description="inprocess, workers or workers:3")
+    engine: str | None = Field(default=None, description="inprocess, workers, workers:3 or ray")
+    ray: RaySection | None = Field(default=None, description="of the engine ray")
     threads: Count = 1
     state_memory: str | NotNegative | None = Field(
         default=None, description="for what is kept per client, such as 2GiB"

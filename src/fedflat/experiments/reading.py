@@ -15,9 +15,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ..errors import FedflatError, nearest
-from .experiment import Experiment, LocalSection
+from .experiment import Experiment, LocalSection, RaySection
 
-SECTIONS: dict[str, type[BaseModel]] = {"": Experiment, "local": LocalSection}
+SECTIONS: dict[str, type[BaseModel]] = {"": Experiment, "local": LocalSection, "ray": RaySection}
 """Where unknown keys are looked up."""
 
 Place = tuple[str | int, ...]
@@ -302,6 +302,7 @@ def check(experiment: Experiment) -> list[Problem]:
         check_model,
         make_participation,
         make_partition,
+        make_ray,
         make_sgd,
     )
 
@@ -322,6 +323,8 @@ def check(experiment: Experiment) -> list[Problem]:
         attempt("participation", lambda: participation.check(filled.clients, filled.rounds))
     if experiment.engine is not None:
         attempt("engine", lambda: make_engine(str(experiment.engine)))
+    if experiment.ray is not None:
+        attempt("ray", lambda: make_ray(experiment, 0))
     if experiment.state_memory is not None:
         attempt("state_memory", lambda: parse_size(str(experiment.state_memory)))
     if experiment.measure:

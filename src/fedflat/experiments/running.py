@@ -14,12 +14,13 @@ import torch
 
 from ..composition import as_method
 from ..data.federation import Federation
+from ..engines import Engine
 from ..errors import FedflatError
 from ..rundirectory import read_metrics, read_settings
 from ..trackers import Trackers
 from ..training import Round, Run, train
 from ..usual import USUAL
-from .building import make_federation, make_participation, make_sgd
+from .building import make_federation, make_participation, make_ray, make_sgd
 from .experiment import Experiment
 from .reading import load_experiment
 
@@ -60,7 +61,7 @@ def run_experiment(
             seed=seed,
             dtype=getattr(torch, filled.dtype),
             device=filled.device,
-            engine=filled.engine or usual_engine(filled),
+            engine=_engine(filled, seed),
             buffers=filled.buffers,
             on_bad_upload=filled.bad_uploads,
             out=out,
@@ -74,6 +75,10 @@ def run_experiment(
             measure=filled.measure,
             on_measure=on_measure,
         )
+
+
+def _engine(filled: Experiment, seed: int) -> str | Engine:
+    return (filled.engine or usual_engine(filled)) if filled.ray is None else make_ray(filled, seed)
 
 
 def usual_engine(experiment: Experiment) -> str:

@@ -26,6 +26,7 @@ POLL = 0.2
 HOW = {
     "rounds",
     "engine",
+    "ray",
     "threads",
     "device",
     "state_memory",
