@@ -349,6 +349,9 @@ def test_the_first_direction_is_across_and_a_ceiling_cuts():
     )
     assert lowest[:, 0].mean() == pytest.approx(-0.5, abs=0.1)  # where the bowl has its bottom
     assert lowest[:, 1].mean() == pytest.approx(0.0, abs=0.1)
+    assert (
+        contour_sets(figures.landscapes(seen, ceiling=1e6).axes[0])[0].extend == "neither"
+    )  # it cuts nothing
     with pytest.raises(FedflatError, match=r"ceiling=0.01 is below every loss; the lowest is 0.1"):
         figures.landscapes(seen, ceiling=0.01)
 

@@ -38,9 +38,9 @@ class Scale:
         if not len(every):
             raise FedflatError("All losses are NaN or infinite: has the training diverged?")
         low, most = float(every.min()), float(every.max())
-        high = most if ceiling is None else ceiling
-        if high < low or (ceiling is not None and high == low):
-            raise FedflatError(f"ceiling={high:g} is below every loss; the lowest is {low:.4g}.")
+        if ceiling is not None and ceiling <= low:
+            raise FedflatError(f"ceiling={ceiling:g} is below every loss; the lowest is {low:.4g}.")
+        high = most if ceiling is None else min(ceiling, most)
         if high == low:
             high = low + max(abs(low), 1.0) * 1e-6  # a plain: still a picture
         log = low > 0 and high / low >= WIDE

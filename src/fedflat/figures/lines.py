@@ -173,3 +173,5 @@ def draw_against(
     per, unit = cost.unit(most)
     draw_lines(axes, lines, per, scale)
     axes.set(xlabel=with_unit(cost.noun, unit), ylabel=label)
+    if against == "rounds":
+        axes.xaxis.get_major_locator().set_params(integer=True)

@@ -15,7 +15,14 @@ from .trials import Runs, Trials, gather
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UNITS = {"distance": "flatness distance", "eigenvalues": r"$\lambda_{\max}$ of the Hessian"}
+UNITS = {
+    "distance": "flatness distance",
+    "discrepancy": "flatness discrepancy",
+    "drift": "diversity of updates",
+    "eigenvalues": r"$\lambda_{\max}$ of the Hessian",
+    "trace": "trace of the Hessian",
+    "low-pass": "low-pass filtered loss",
+}
 """What the axis says, where the name alone would not do."""
 
 

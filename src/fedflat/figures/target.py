@@ -125,6 +125,7 @@ def _draw(
             across,
             up,
             marker,
+            markersize=4.5,
             markerfacecolor=look["color"] if full else "white",
             markeredgecolor="white" if full else look["color"],
             markeredgewidth=0.4 if full else 0.8,
