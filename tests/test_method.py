@@ -133,6 +133,7 @@ REFUSED = {
     ff.NotTrueDistillation: {"gamma": [-1], "tau": [0, -1]},
     ff.OwnTrajectoryLoss: {"alpha": [-0.1, 1.1], "gamma": [-1], "tau": [0], "first": ["w0"]},
     ff.PersonalBlend: {"alpha": [0, 1, 1.1]},
+    ff.PrivateUploads: {"clip": [0, -1], "noise": [-1], "clip_extra": [0, -1]},
     ff.Proximal: {"mu": [-0.1]},
     ff.ServerMomentum: {"momentum": [-0.1, 1]},
     ff.ServerStep: {"lr": [0, -1]},

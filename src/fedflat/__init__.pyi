@@ -84,6 +84,7 @@ from .mechanisms import (
     NotTrueDistillation as NotTrueDistillation,
     OwnTrajectoryLoss as OwnTrajectoryLoss,
     PersonalBlend as PersonalBlend,
+    PrivateUploads as PrivateUploads,
     Proximal as Proximal,
     ServerMomentum as ServerMomentum,
     ServerStep as ServerStep,

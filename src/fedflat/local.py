@@ -91,6 +91,9 @@ class Local:
         """a mechanism's own notes for this round, under `self`"""
         self.update = w
         """`Δ_i`, from `end` on; `end` may change it in place, and that is what is uploaded"""
+        self.seed = 0
+        self.secret: bytes | None = None
+        """the node's, in a real federation: what nobody else can know is drawn from it"""
         self._scratch: dict[str, Tensor] = {}
 
     def kept(self, name: str) -> Tensor:
@@ -207,10 +210,10 @@ class LocalTraining:
         self.initial_buffers = model.read_buffers()
         hooks = {
             hook: [m for m in method.mechanisms if overrides(m, hook)]
-            for hook in ("begin", "shift", "loss", "end")
+            for hook in ("begin", "shift", "loss", "end", "leave")
         }
         self.begins, self.shifts, self.losses = hooks["begin"], hooks["shift"], hooks["loss"]
-        self.ends = hooks["end"]
+        self.ends, self.leaves = hooks["end"], hooks["leave"]
         self.correctors = [
             m for m in method.mechanisms if overrides(m, "direction") or overrides(m, "correction")
         ]
@@ -230,6 +233,7 @@ class LocalTraining:
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
         self.momentum_views = None if self.momentum is None else model.split(self.momentum)
         self.local = Local(model, self.w)
+        self.local.seed = seed
         self.step = Step(self.local, self)
         self.passes = Passes()
         self.frozen = FrozenModels(model, self.passes)
@@ -277,7 +281,7 @@ class LocalTraining:
         buffers = self.model.read_buffers()
         if self.buffers == "local" and buffers is not None:
             local.state["buffers"] = buffers
-        return Upload(
+        upload = Upload(
             client=client,
             round=download.round,
             samples=len(shard),
@@ -292,6 +296,9 @@ class LocalTraining:
             spared_backward=self.passes.spared_backward,
             state=local.state,
         )
+        for mechanism in self.leaves:
+            mechanism.leave(local, upload)
+        return upload
 
     def differentiate(self, step: Step) -> tuple[Gradients, Tensor]:
         """The gradient of the loss and every mechanism's term, where the model stands, and the plain loss."""

@@ -11,6 +11,7 @@ A mechanism is a small frozen dataclass. It overrides only the hooks it needs; t
     correction    correct the descent direction, in every step alike (client, once)
     direction     correct it in any other way                       (client, per step)
     end           update what the client keeps, name what it uploads (client)
+    leave         change what leaves the client, after all the rest (client)
     receive       look at one accepted upload, in client order      (server, per client)
     combine       transform the aggregated update                   (server)
     finish        refresh references and scalars for the next round (server)
@@ -206,6 +207,9 @@ class Mechanism:
     def end(self, local: Local) -> Mapping[str, Tensor]:
         """Update `local.state`; return the named vectors to upload beside the update."""
         return {}
+
+    def leave(self, local: Local, upload: Upload) -> None:
+        """Change, in place, what is about to leave the client."""
 
     def receive(self, server: Server, upload: Upload) -> None:
         """Look at one accepted upload, in client order; keep sums (`server.add`), never the upload."""

@@ -65,7 +65,8 @@ class Upload:
     """those of them that did not have to be computed"""
     state: Mapping[str, Tensor] = field(default_factory=dict)
     """what the client keeps for its next round; committed only if the upload is accepted"""
-
+    report: Mapping[str, float] = field(default_factory=dict)
+    """what the client found of the model it received, on data of its own: accuracy, loss, samples"""
     borrowed: bool = False
     """its vectors lie in memory that is used again for the next upload: copy what is kept"""
 

@@ -184,6 +184,8 @@ class RunDirectory:
                 line = line[self._metrics.write(line) :]
         for sentence in row.get("rejected", ()):
             self.log(f"upload refused: {sentence}")
+        for sentence in row.get("clipped", ()):
+            self.log(f"upload clipped: {sentence}")
 
     def due(self, done: int) -> bool:
         """Whether it is time for a checkpoint."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import FedflatError
+from .errors import FedflatError, nearest
 from .mechanism import Value, overrides
 from .messages import Download, Upload
 from .method import Method
@@ -58,7 +59,25 @@ class Server:
         """what the last round added to w"""
         self.start = w
         """where the clients of this round start, which momentum may look ahead for"""
+        self.bounds: dict[str, float] = {}
+        """how long uploaded vectors may be, by name"""
+        self._clips = False
         self.open(0, 0.0)
+
+    def bound(self, norm: float | Mapping[str, float] | None, clip: bool) -> None:
+        """Refuse uploads with longer vectors, or shorten these."""
+        names = ("update", *self.method.up)
+        given = norm if isinstance(norm, Mapping) else {} if norm is None else dict.fromkeys(names, norm)
+        for name, length in given.items():
+            if name not in names:
+                raise FedflatError(
+                    f"norm_bound: {self.method.name} uploads no '{name}'.{nearest(name, names)}"
+                )
+            if isinstance(length, bool) or not isinstance(length, int | float) or not 0 < length < math.inf:
+                raise FedflatError(
+                    f"norm_bound: the bound of '{name}' must be a number above 0, not {length!r}."
+                )
+        self.bounds, self._clips = {name: float(length) for name, length in given.items()}, clip
 
     # -- state, as mechanisms see it ---------------------------------------------------------------
 
@@ -152,6 +171,8 @@ class Server:
         self.round, self.lr = round, lr
         self.accepted = 0
         self._heard: set[int] = set()
+        self.clipped: list[str] = []
+        """what was shortened in this round"""
         self.total_weight = 0.0
         self._totals: dict[str, Tensor] = {}
         self._tallies: dict[str, float] = {}
@@ -172,6 +193,8 @@ class Server:
         reason = self.fault(upload)
         if reason:
             raise RejectedUpload(f"client {upload.client}, round {upload.round}: {reason}")
+        if self.bounds and self._clips:
+            upload = self._clip(upload)
         weight = self.weight(upload)
         self._heard.add(upload.client)
         self.accepted += 1
@@ -205,6 +228,8 @@ class Server:
             # a sum is finite only if every entry is (or cancels no infinity): one pass, no copy
             if not math.isfinite(vector.sum().item()) and not bool(torch.isfinite(vector).all()):
                 return f"'{name}' holds NaN or infinite values."
+            if name in self.bounds and not self._clips and (length := _length(vector)) > self.bounds[name]:
+                return f"'{name}' has length {length:.4g}, more than {self.bounds[name]:g}."
         if not (0 < upload.samples < math.inf and 0 < upload.steps < math.inf):
             return f"{upload.samples} samples and {upload.steps} steps: both must be positive."
         if upload.buffers is not None:
@@ -214,6 +239,17 @@ class Server:
             if not bool(torch.isfinite(upload.buffers).all()):
                 return "its buffers hold NaN or infinite values."
         return None
+
+    def _clip(self, upload: Upload) -> Upload:
+        """The upload with no vector longer than allowed."""
+        vectors = {"update": upload.update, **upload.vectors}
+        for name, bound in self.bounds.items():
+            length = _length(vectors[name])
+            if length > bound:
+                vectors[name] = vectors[name] * (bound / length)
+                place = f"client {upload.client}, round {upload.round}"
+                self.clipped.append(f"{place}: '{name}' had length {length:.4g}, clipped to {bound:g}.")
+        return replace(upload, update=vectors.pop("update"), vectors=vectors)
 
     def close(self) -> None:
         """End the round: combine, step, finish. A round without uploads changes nothing."""
@@ -229,3 +265,8 @@ class Server:
             self.buffers = self.total("buffers").div_(self.tallied("buffers"))
         for mechanism in self.method.mechanisms:
             mechanism.finish(self)
+
+
+def _length(vector: Tensor) -> float:
+    """In double precision: a sum of squares of large float32 entries overflows."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64).item())

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import torch
 import torch.nn.functional as F
@@ -54,8 +53,13 @@ class Round:
     """deviation of the active clients' training losses from their mean"""
     client_accuracy: dict[str, float] | None = None
     """mean, std and worst_decile over all clients, each tested on its own mix of classes; see `ClassMix`"""
+    reported: dict[str, Any] | None = None
+    """what clients found of the model they received, before the round: accuracy and loss over all their samples, the
+    worst accuracy, and what each said; in a real federation"""
     rejected: list[str] = field(default_factory=list)
     """a sentence for every upload that was refused or did not come"""
+    clipped: list[str] = field(default_factory=list)
+    """a sentence for every vector that was longer than allowed and was shortened"""
     steps: int = 0
     forward: int = 0
     backward: int = 0
@@ -120,6 +124,8 @@ def train(
     engine: str | Engine = "inprocess",
     buffers: str = "average",
     on_bad_upload: str = "skip",
+    norm_bound: float | Mapping[str, float] | None = None,
+    over_bound: str = "skip",
     loss: LossFunction = F.cross_entropy,
     out: str | Path | None = None,
     on_round: Callable[[Round], None] | None = None,
@@ -151,6 +157,8 @@ def train(
         buffers: of the model (BatchNorm statistics): `"average"` them at the server, keep them `"local"` at
             each client, leave the `"server"`'s unchanged, or `"reset"` them before a local round and average.
         on_bad_upload: `"skip"` an upload with NaN, a wrong shape or a missing vector, or `"stop"`.
+        norm_bound: how long an uploaded vector may be: a number for all, or one by name, such as `{"update": 5}`.
+        over_bound: `"skip"` an upload with a longer one, as a bad one, or `"clip"` the vector.
         loss: from outputs and targets to the mean loss of a batch.
         out: a directory to write metrics, checkpoints and the trained model to.
         on_round: called after every round with its `Round`.
@@ -177,6 +185,7 @@ def train(
     _one_of("evaluate", evaluate, ("server", "average"))
     _one_of("buffers", buffers, BUFFER_POLICIES)
     _one_of("on_bad_upload", on_bad_upload, ("skip", "stop"))
+    _one_of("over_bound", over_bound, ("skip", "clip"))
     if rounds < 1 or eval_every < 1:
         raise FedflatError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1.")
     if checkpoint_every is not None and checkpoint_every < 1:
@@ -196,6 +205,7 @@ def train(
         if budget is not None and method.cost.client and method.cost.server_per_client:
             budget //= 2  # two stores share it
         server = Server(flat.vector.clone(), method, len(federation), weighting, flat.read_buffers(), budget)
+        server.bound(norm_bound, over_bound == "clip")
         directory = None
         store = ClientStore(budget=budget, device=device)
         history: list[dict[str, Any]] = []
@@ -203,7 +213,7 @@ def train(
             settings = {
                 "method": method.name,
                 "mechanisms": str(method),
-                "federation": _about(federation),
+                "federation": federation.about(),
                 "model": model if isinstance(model, str) else type(module).__name__,
                 "parameters": flat.size,
                 "local": asdict(sgd),
@@ -212,6 +222,7 @@ def train(
                 "evaluate": evaluate,
                 "eval_every": eval_every,
                 "buffers": buffers,
+                "norm_bound": norm_bound if norm_bound is None else [server.bounds, over_bound],
                 "dtype": str(dtype).removeprefix("torch."),
                 "seed": seed,
                 "rounds": rounds,
@@ -245,20 +256,6 @@ def train(
     finally:
         torch.set_num_threads(before)
         give_back()
-
-
-def _about(federation: Federation) -> dict[str, Any]:
-    """What a run on other data, or on the same data dealt out in another way, has not in common."""
-    about: dict[str, Any] = {
-        "name": federation.name,
-        "clients": len(federation),
-        "samples": federation.samples,
-    }
-    split = federation.labels_by_client()
-    if split is not None:
-        owners, labels = split
-        about["split"] = f"{crc32(labels.tobytes(), crc32(owners.tobytes())):08x}"
-    return about
 
 
 def _engine_name(engine: str | Engine) -> str:
@@ -337,6 +334,7 @@ def _run_round(
     if recording is not None:
         recording.open(server, index, last)
     losses = squares = 0.0
+    reports: dict[int, dict[str, float]] = {}
 
     def download(client: int) -> Any:
         message = server.download(client)
@@ -360,6 +358,8 @@ def _run_round(
             recording.receive(upload)
         store.put(upload.client, upload.state, copy=upload.borrowed)
         record.clients.append(upload.client)
+        if upload.report:
+            reports[upload.client] = dict(upload.report)
         losses += upload.loss * server.weight(upload)
         squares += upload.loss**2 * server.weight(upload)
     if server.accepted:
@@ -367,9 +367,23 @@ def _run_round(
         variance = squares / server.total_weight - record.train_loss**2
         record.train_loss_std = math.sqrt(max(0.0, variance)) if math.isfinite(variance) else None
     server.close()
-    record.scalars = server.scalars()
+    record.scalars, record.clipped = server.scalars(), list(server.clipped)
+    record.reported = _summed_up(reports) if reports else None
     record.seconds = time.perf_counter() - began - (recording.seconds if recording is not None else 0.0)
     return record
+
+
+def _summed_up(reports: dict[int, dict[str, float]]) -> dict[str, Any]:
+    """What clients found, over all samples they tested on."""
+    samples = sum(report["samples"] for report in reports.values())
+    summary: dict[str, Any] = {"samples": samples}
+    for name in ("accuracy", "loss"):
+        told = [(report[name], report["samples"]) for report in reports.values() if name in report]
+        if len(told) == len(reports):
+            summary[name] = sum(value * weight for value, weight in told) / samples
+    if "accuracy" in summary:
+        summary["worst_accuracy"] = min(report["accuracy"] for report in reports.values())
+    return {**summary, "clients": {str(client): report for client, report in reports.items()}}
 
 
 def _count(record: Round, upload: Upload) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -194,7 +195,16 @@ class Federation:
             return owners, torch.cat([targets for _, targets in self._arrays]).cpu().numpy()
         return owners, self._arrays[0][1][self._rows].cpu().numpy()
 
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:
+    def about(self) -> dict[str, Any]:
+        """What a run on other data, or on the same data dealt out in another way, has not in common."""
+        about: dict[str, Any] = {"name": self.name, "clients": len(self), "samples": self.samples}
+        split = self.labels_by_client()
+        if split is not None:
+            owners, labels = split
+            about["split"] = f"{crc32(labels.tobytes(), crc32(owners.tobytes())):08x}"
+        return about
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
         """The same federation with floating inputs of another type, on another device."""
 
         def move(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -203,7 +213,7 @@ class Federation:
             label = dtype if targets.is_floating_point() else targets.dtype
             return inputs.to(device, kind), targets.to(device, label)
 
-        result = Federation.__new__(Federation)
+        result = type(self).__new__(type(self))
         result.__dict__.update(self.__dict__)
         result._arrays = [move(pair) for pair in self._arrays]
         result._test = None if self._test is None else move(self._test)

@@ -7,6 +7,7 @@ from .interpolated_ascent import InterpolatedAscent
 from .local_ascent import AdaptiveAscent, LocalAscent
 from .momentum_ascent import MomentumAscent
 from .momentum_blend import AdaptiveWeight, MomentumBlend, PersonalBlend, TargetAscent
+from .private_uploads import PrivateUploads
 from .proximal import Proximal
 from .server_momentum import LookAheadMomentum, NesterovMomentum, ServerMomentum
 from .server_step import ServerStep
@@ -29,6 +30,7 @@ __all__ = [
     "NotTrueDistillation",
     "OwnTrajectoryLoss",
     "PersonalBlend",
+    "PrivateUploads",
     "Proximal",
     "ServerMomentum",
     "ServerStep",

@@ -1,0 +1,165 @@
+"""The app on the server: wait for clients, then fedflat's own round loop over Flower's grid."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from ..composition import as_method
+from ..data.federation import Federation
+from ..errors import FedflatError, nearest
+from ..experiments.building import make_participation, make_sgd
+from ..experiments.experiment import Experiment
+from ..experiments.reading import load_experiment
+from ..files import explained, replace_file
+from ..local import LossFunction
+from ..training import Round, Run, train
+from .client import ModelHook
+from .engine import Flower
+from .logs import say, to_console
+from .nodes import Nodes
+from .patience import Patience
+from .roster import Roster
+
+OTHER_SETTINGS = ("out", "report")
+"""What an app's config may say beside `Patience`."""
+
+
+def server_app(
+    experiment: str | Path,
+    test: Callable[[], Federation] | None = None,
+    model: ModelHook | None = None,
+    loss: LossFunction = F.cross_entropy,
+) -> ServerApp:
+    """A Flower `ServerApp` that runs an experiment file on the clients that connect.
+
+    Args:
+        experiment: the file; what it says about a dataset is not used, the data is the clients'.
+        test: the server's test set, as the test set of any federation; without one only the clients test.
+        model: makes the model, if it is none that is known by name; the clients' app needs the same.
+        loss: from outputs and targets to the mean loss of a batch.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        to_console()
+        try:
+            out, patience, report = read_settings(context.run_config, Path(experiment).stem)
+            serve(grid, load_experiment(Path(experiment)), out, patience, test, model, loss, report)
+        except FedflatError as problem:
+            say(logging.ERROR, f"Error: {problem}")
+            raise
+
+    return app
+
+
+def serve(
+    grid: Grid,
+    experiment: Experiment,
+    out: Path,
+    patience: Patience | None = None,
+    test: Callable[[], Federation] | None = None,
+    model: ModelHook | None = None,
+    loss: LossFunction = F.cross_entropy,
+    report: bool = True,
+    nodes: Nodes | None = None,
+) -> Run:
+    """Run an experiment; a run that is in `out` already is gone on with. `nodes` spares asking again who there is."""
+    patience = patience or Patience()
+    filled = experiment.filled()
+    if not isinstance(filled.seed, int):
+        raise FedflatError(f"This is one run: choose one of the seeds {filled.seed}.")
+    if filled.checkpoint_every not in (None, 1):
+        raise FedflatError(
+            "checkpoint_every: a federation is checkpointed after every round, since clients keep only their last "
+            "states. Leave it out."
+        )
+    clients = filled.clients or 1
+    nodes = nodes or Nodes(grid, clients, patience)
+    facts = nodes.wait()
+    held = test() if test is not None else None
+    federation = Roster(clients, facts.shape, facts.classes, facts.vocabulary, held)
+    name = filled.model or "mlp"
+    engine = Flower(grid, nodes, "" if model is not None else name, run_name(out), patience, report)
+    method = as_method(filled.method)
+    say(logging.INFO, f"{method.name}: {filled.rounds} rounds with {clients} clients, in {out}")
+    run = train(
+        federation,
+        name if model is None else model(facts.shape, facts.classes),
+        method,
+        local=make_sgd(filled.local),
+        participation=make_participation(filled.participation),
+        rounds=filled.rounds or 1,
+        weighting=filled.weighting,
+        evaluate=filled.evaluate,
+        eval_every=filled.eval_every,
+        seed=filled.seed,
+        dtype=getattr(torch, filled.dtype),
+        device=filled.device,
+        engine=engine,
+        buffers=filled.buffers,
+        on_bad_upload=filled.bad_uploads,
+        loss=loss,
+        out=out,
+        on_round=_tell,
+        threads=filled.threads,
+        resume=True,
+        checkpoint_every=1,
+        experiment=filled.written(),
+    )
+    say(logging.INFO, f"done; the model is {out / 'model.safetensors'}")
+    return run
+
+
+def read_settings(config: Mapping[str, Any], name: str) -> tuple[Path, Patience, bool]:
+    """What an app's config says: where the run goes, how long the server waits, whether clients report."""
+    given = {key.replace("-", "_"): value for key, value in config.items()}
+    limits = {field.name for field in fields(Patience)}
+    unknown = [key for key in given if key not in limits and key not in OTHER_SETTINGS]
+    if unknown:
+        known = sorted(key.replace("_", "-") for key in (*limits, *OTHER_SETTINGS))
+        raise FedflatError(
+            f"There is no setting '{unknown[0]}'.{nearest(unknown[0].replace('_', '-'), known)}"
+        )
+    patience = Patience(**{key: value for key, value in given.items() if key in limits})
+    home = Path(os.environ.get("FEDFLAT_RUNS", Path.home() / ".fedflat" / "runs"))
+    return home / str(given.get("out", name)), patience, bool(given.get("report", True))
+
+
+def run_name(out: Path) -> str:
+    """What clients know the run in a directory by: drawn once, kept there."""
+    path = out / "federation.json"
+    with explained(f"{path} cannot be read"):
+        out.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            return str(json.loads(path.read_text())["run"])
+    name = secrets.token_hex(8)
+    replace_file(path, json.dumps({"run": name}).encode())
+    return name
+
+
+def _tell(round: Round) -> None:
+    """One line a round, and one for whoever did not answer."""
+    parts = [f"round {round.index}", f"{len(round.clients)} clients"]
+    if round.accuracy is not None:
+        parts.append(f"accuracy {round.accuracy:.1%}")
+    if round.reported and "accuracy" in round.reported:
+        parts.append(f"clients' accuracy {round.reported['accuracy']:.1%}")
+    if round.train_loss is not None and math.isfinite(round.train_loss):
+        parts.append(f"training loss {round.train_loss:.3f}")
+    say(logging.INFO, ", ".join([*parts, f"{round.seconds:.1f} s"]))
+    for sentence in round.rejected:
+        say(logging.WARNING, f"refused: {sentence}")
