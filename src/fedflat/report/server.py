@@ -75,7 +75,6 @@ class ReportServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
-    protocol_version = "HTTP/1.1"
     server_version, sys_version = "fedflat", ""
     timeout = 30
 

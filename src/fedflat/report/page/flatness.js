@@ -51,7 +51,7 @@ function flatnessParts() {
 function drawFlatnessTable(runs, names) {
   const columns = [
     { key: "name", title: "Run", value: (run) => run.label.toLowerCase() },
-    { key: "accuracy", title: "Accuracy %", value: accuracyOf, text: (run) => percent(accuracyOf(run)) },
+    { key: "accuracy", title: "Accuracy", value: accuracyOf, text: (run) => percent(accuracyOf(run)) },
     ...names.map((name) => ({ key: `m ${name}`, title: name, value: (run) => measuresOf(run)[name], text: (run) => significant(measuresOf(run)[name]) })),
   ];
   const head = make("thead", {}, make("tr", {}, ...columns.map((column) => sortingHead(column, flatnessSort, () => drawFlatnessTable(runs, names)))));

@@ -59,9 +59,14 @@ function colour(index) {
   return COLOURS[theme()][index];
 }
 
+// Every word must be in a run's name, directory or settings; "seed 1" is that seed and no other.
 function matching() {
-  const wanted = state.filter.toLowerCase().split(/[\s,]+/).filter(Boolean);
-  return state.data.runs.filter((run) => wanted.every((word) => run.words.includes(word)));
+  const wanted = state.filter.toLowerCase().match(/seed[\s=]*\d+|[^\s,]+/g) || [];
+  const has = (run, word) => {
+    const seed = word.match(/^seed[\s=]*(\d+)$/);
+    return seed ? run.seed === Number(seed[1]) : run.words.includes(word);
+  };
+  return state.data.runs.filter((run) => wanted.every((word) => has(run, word)));
 }
 
 function shownRuns() {

@@ -1,7 +1,7 @@
 // The loss around every model, side by side: one scale for all, and turning one turns all.
 
 const SURFACES_MOST = 8; // a browser gives a page about sixteen 3-D drawings
-const CAMERA = { eye: { x: 1.35, y: 1.35, z: 0.95 }, up: { x: 0, y: 0, z: 1 }, center: { x: 0, y: 0, z: -0.12 } };
+const CAMERA = { eye: { x: 1.5, y: 1.5, z: 1.0 }, up: { x: 0, y: 0, z: 1 }, center: { x: 0, y: 0, z: -0.16 } };
 let turning = false;
 
 function withLandscape(runs) {

@@ -6,15 +6,15 @@ function summaryColumns() {
   const plainly = (name, write) => ({ value: (row) => row.summary[name], text: (row) => write(row.summary[name]) });
   const columns = [
     { key: "name", title: state.together ? "Experiment" : "Run", value: (row) => row.label.toLowerCase() },
+    { key: "last", title: `Accuracy, last ${last}`, ...share("last") },
+    { key: "within", title: "± within", value: (row) => row.summary.within, text: (row) => percent(row.summary.within) },
+    { key: "best", title: "Best", ...share("best") },
+    { key: "worst", title: "Worst clients", ...share("worst_decile") },
+    { key: "loss", title: "Test loss", ...plainly("loss", significant) },
     state.together
       ? { key: "seeds", title: "Seeds", value: (row) => row.runs.length, text: (row) => String(row.runs.length) }
       : null,
     { key: "rounds", title: "Rounds", value: (row) => row.done, text: (row) => roundsText(row) },
-    { key: "last", title: `Accuracy %, last ${last}`, ...share("last") },
-    { key: "within", title: "± within", value: (row) => row.summary.within, text: (row) => percent(row.summary.within) },
-    { key: "best", title: "Best %", ...share("best") },
-    { key: "worst", title: "Worst clients %", ...share("worst_decile") },
-    { key: "loss", title: "Test loss", ...plainly("loss", significant) },
     { key: "bytes", title: "Traffic", value: (row) => row.summary.bytes_down + row.summary.bytes_up, text: (row) => bytes(row.summary.bytes_down + row.summary.bytes_up) },
     { key: "passes", title: "Passes F / B", value: (row) => row.summary.forward + row.summary.backward, text: (row) => `${whole(row.summary.forward)} / ${whole(row.summary.backward)}` },
     { key: "seconds", title: "Time", ...plainly("seconds", duration) },
@@ -96,7 +96,7 @@ function drawTable() {
   find("count").textContent = `${counted(state.data.runs.length, "run")}, ${shown} shown.`;
   const seeds = new Set(state.data.runs.map((run) => run.group)).size <= COLOURS.light.length;
   find("legend-hint").textContent = state.data.runs.length > 1
-    ? `A colour is an experiment${seeds && hasSeveralSeeds() ? ", a line pattern a seed" : ""}, in every picture.` : "";
+    ? `A colour is an experiment${seeds && hasSeveralSeeds() && !state.together ? ", a line pattern a seed" : ""}, in every picture. Accuracies in per cent.` : "Accuracies in per cent.";
 }
 
 function summaryRow(row, columns, best) {
