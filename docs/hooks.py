@@ -1,0 +1,157 @@
+"""What the site has beyond the pages in docs/: equations, inline pictures, results, and the reference."""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+REFERENCE = {
+    "training": ("Training", ("training", "local", "participation", "engines", "errors", "federation")),
+    "data": ("Data", ("data",)),
+    "methods": ("Methods", ("method", "methods", "composition")),
+    "mechanisms": ("Mechanisms", ("mechanism", "mechanisms")),
+    "flatness": ("Flatness", ("flat", "flatness")),
+    "figures": ("Figures", ("figures",)),
+    "other": ("Other names", ()),
+}
+"""Pages of the reference, and the modules whose public names are on each; the last takes the rest."""
+
+
+# -- pages that lie elsewhere or are made ----------------------------------------------------------
+
+
+def on_config(config: Any) -> Any:
+    """Fill in and clean up the navigation."""
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"benchmarks.md"}
+    listed: set[str] = set()
+    config.nav = _present(config.nav, there, listed)
+    more = sorted(there - listed)
+    if more:
+        config.nav.append({"More": more})
+    return config
+
+
+def _present(nav: list[Any], there: set[str], listed: set[str]) -> list[Any]:
+    """The navigation with folders written out, and without pages that do not exist."""
+    kept: list[Any] = []
+    for entry in nav:
+        title, place = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
+        if isinstance(place, list):
+            kept.append({title: _present(place, there, listed)})
+        elif place == "results/":
+            kept += [f"results/{page.name}" for page in _results()]
+        elif place == "api/":
+            kept += [f"api/{page}.md" for page in _reference()]
+        elif place in there:
+            listed.add(place)
+            kept.append(entry)
+    return kept
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the results, the benchmarks and the reference."""
+    for result in _results():
+        files.append(File.generated(config, f"results/{result.name}", abs_src_path=str(result)))
+    readme = ROOT / "benchmarks" / "README.md"
+    files.append(File.generated(config, "benchmarks.md", abs_src_path=str(readme)))
+    for page, names in _reference().items():
+        content = "\n".join([f"# {REFERENCE[page][0]}\n", *(f"::: {name}\n" for name in names)])
+        files.append(File.generated(config, f"api/{page}.md", content=content))
+    return files
+
+
+def _results() -> list[Path]:
+    return [page for page in sorted((ROOT / "results").glob("*.md")) if not page.stem.endswith("-head")]
+
+
+def _reference() -> dict[str, list[str]]:
+    """Every public name, as the package's stub lists them, by page."""
+    pages: dict[str, list[str]] = {page: [] for page in REFERENCE}
+    package = ROOT / "src" / "fedflat"
+    stub = ast.parse((package / "__init__.pyi").read_text("utf-8"))
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom) and node.module is None:  # whole modules, such as figures
+            for alias in node.names:
+                members = [f"{alias.name}.{where}.{name}" for where, name in _passed_on(package / alias.name)]
+                pages[_page_of(alias.name)].extend(f"fedflat.{member}" for member in members)
+        elif isinstance(node, ast.ImportFrom):
+            names = [_home(package, str(node.module), alias.name) for alias in node.names]
+            pages[_page_of(str(node.module))].extend(f"fedflat.{name}" for name in names)
+    return {page: names for page, names in pages.items() if names}
+
+
+def _page_of(module: str) -> str:
+    top = module.split(".")[0]
+    return next((page for page, (_, modules) in REFERENCE.items() if top in modules), "other")
+
+
+def _passed_on(folder: Path) -> list[tuple[str, str]]:
+    """The names that a package takes from its own modules, each with its module."""
+    body = ast.parse((folder / "__init__.py").read_text("utf-8")).body
+    imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.level == 1]
+    return [(str(node.module), alias.name) for node in imports for alias in node.names]
+
+
+def _home(package: Path, module: str, name: str) -> str:
+    """Where a name is defined, if the module that the stub names only passes it on."""
+    folder = package.joinpath(*module.split("."))
+    homes = {n: where for where, n in _passed_on(folder)} if folder.is_dir() else {}
+    return f"{module}.{homes[name]}.{name}" if name in homes else f"{module}.{name}"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links out of docs/, which are right where the file lies, lead to the pages made of those files.
+
+    Equations are fenced in the files, as code hosts draw them; here they become blocks that the extension knows.
+    """
+    markdown = re.sub(r"^```math\n(.*?)^```$", r"$$\n\1$$", markdown, flags=re.DOTALL | re.MULTILINE)
+    markdown = markdown.replace("](../benchmarks/README.md", "](benchmarks.md")
+    return re.sub(r"\]\(\.\./results/([\w-]+\.md)", r"](results/\1", markdown)
+
+
+# -- equations and pictures ------------------------------------------------------------------------
+
+
+def on_page_content(html_text: str, page: Any, **_: Any) -> str:
+    """LaTeX becomes MathML, which browsers draw by themselves; drawings become part of the page."""
+    text = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', _inline, html_text, flags=re.DOTALL)
+    text = re.sub(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', _display, text, flags=re.DOTALL)
+    folder = (DOCS / page.file.src_uri).parent
+    return re.sub(
+        r'<img alt="([^"]*)" src="([\w./-]+\.svg)"\s*/?>', lambda found: _drawing(found, folder), text
+    )
+
+
+def _inline(found: re.Match[str]) -> str:
+    return str(convert(html.unescape(found.group(1))))
+
+
+def _display(found: re.Match[str]) -> str:
+    """Equations under each other: left side, right side, and the number that it has in its paper."""
+    source = re.sub(r"\\(begin|end)\{align\}", "", html.unescape(found.group(1)))
+    rows = []
+    for line in re.split(r"\\\\\s", source.strip() + "\n"):
+        tag = re.search(r"\\tag\{([^}]*)\}", line)
+        left, _, right = line.replace(tag.group(0) if tag else "", "").strip().partition("&")
+        sides = [convert(side.strip(), display="block") if side.strip() else "" for side in (left, right)]
+        cells = [f"<td>{side}</td>" for side in sides] + [f"<td>{tag.group(1) if tag else ''}</td>"]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f'<div class="equations"><table class="equations" role="presentation">{"".join(rows)}</table></div>'
+    )
+
+
+def _drawing(found: re.Match[str], folder: Path) -> str:
+    """A drawing of ours, in the colours of the page; what it needs to stand alone is left out."""
+    drawing = (folder / found.group(2)).resolve()
+    source = re.sub(r"<style id=\"alone\">.*?</style>", "", drawing.read_text("utf-8"), flags=re.DOTALL)
+    return source.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{found.group(1)}" ', 1)

@@ -1,0 +1,201 @@
+"""The documentation says what the code does: pages are current, links lead somewhere, the site builds strictly."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from test_tutorials import DOCS, blocks
+
+import fedflat as ff
+from fedflat.cli import main
+
+ROOT = DOCS.parent
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- methods ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def method_pages() -> dict[Path, str]:
+    pages: dict[Path, str] = script("make_method_pages").pages()
+    return pages
+
+
+def test_the_pages_of_methods_are_what_the_code_says(method_pages):
+    stale = [path.name for path, text in method_pages.items() if path.read_text("utf-8") != text]
+    assert not stale, f"{stale} are not current: run python docs/make_method_pages.py"
+
+
+def test_every_method_has_a_page_and_no_page_is_left_over(method_pages):
+    assert {path.stem for path in (DOCS / "methods").glob("*.md")} == {*ff.METHODS, "index"}
+    listed = re.findall(r"methods/(\w+)\.md", (ROOT / "mkdocs.yml").read_text())
+    assert listed == ["index", *ff.METHODS]
+
+
+@pytest.mark.parametrize("name", ff.METHODS)
+def test_a_page_has_all_its_parts(name: str):
+    text = (DOCS / "methods" / f"{name}.md").read_text("utf-8")
+    title, *sections = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    assert title == ff.METHODS[name]().name
+    assert sections == [
+        "Equations",
+        "Made of",
+        "Cost",
+        "Parameters",
+        "The papers' values",
+        "Measured here",
+        "Where paper, released code and fedflat differ",
+    ]
+
+
+def test_costs_on_the_pages_are_the_methods(method_pages):
+    """Read back from the pages, not from the script that wrote them."""
+    table = (DOCS / "methods" / "index.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| \[[^\]]+\]\((\w+)\.md\) \| (.*) \|$", table, re.MULTILINE))
+    assert list(rows) == list(ff.METHODS)
+    for name, row in rows.items():
+        _, down, up, passes, client, *_ = row.split(" | ")
+        cost = ff.METHODS[name]().cost
+        assert (int(down.split(" ")[0]), int(up), passes) == (
+            cost.down,
+            cost.up,
+            f"{cost.forward} / {cost.backward}",
+        )
+        assert client == (", ".join(cost.client) or "–")
+
+
+# -- pages --------------------------------------------------------------------------------------------
+
+
+def test_python_blocks_are_only_where_they_are_run():
+    """The tutorials' tests run every page that lies in docs itself."""
+    others = [page for page in DOCS.rglob("*.md") if page.parent != DOCS]
+    assert others
+    assert [page.name for page in others if "```python" in page.read_text("utf-8")] == []
+
+
+def test_the_command_lines_of_the_quick_start_work(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (lines,) = blocks("quick-start.md", "sh")
+    for line in lines.splitlines():
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr()
+        assert stop.value.code == 0, (line, told.err)
+        assert told.out.strip()
+
+
+def test_the_quick_start_shows_the_table_of_the_readme():
+    text = (DOCS / "quick-start.md").read_text("utf-8")
+    table = re.search(r"^  method   accuracy.*?(?=^```)", text, re.DOTALL | re.MULTILINE)
+    assert table
+    assert table[0] in (ROOT / "README.md").read_text("utf-8")
+
+
+# -- the site -----------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Where a page links to, what it loads, and what can be linked to in it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if tag in ("script", "img", "iframe") and "src" in given:
+            self.loads.append(given["src"])
+        if tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
+            self.loads.append(given.get("href", ""))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built as `make docs` builds it."""
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stderr + built.stdout
+    return place
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def test_every_link_leads_somewhere(site, pages):
+    broken = []
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue
+        for link in page.links:
+            target = urlsplit(link)
+            if target.scheme or target.netloc:
+                continue
+            goal = (path.parent / unquote(target.path)).resolve() if target.path else path
+            goal = goal / "index.html" if goal.is_dir() else goal
+            if not goal.exists() or (
+                target.fragment
+                and goal.suffix == ".html"
+                and unquote(target.fragment) not in pages[goal].anchors | {"__toc", "__nav"}
+            ):
+                broken.append((path.relative_to(site).as_posix(), link))
+    assert broken == []
+
+
+def test_nothing_is_loaded_from_elsewhere(site, pages):
+    outside = [(path.name, load) for path, page in pages.items() for load in page.loads if "//" in load]
+    assert outside == []
+    styles = "".join(path.read_text("utf-8") for path in site.rglob("*.css"))
+    assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", styles)
+
+
+def test_the_site_has_all_pages(site):
+    for page in DOCS.rglob("*.md"):
+        assert (site / page.relative_to(DOCS)).with_suffix(".html").exists(), page
+    for results in (ROOT / "results").glob("*.md"):
+        if not results.stem.endswith("-head"):
+            assert (site / "results" / f"{results.stem}.html").exists()
+    assert (site / "benchmarks.html").exists()
+
+
+def test_the_reference_has_every_public_name(pages):
+    reference = set().union(*(page.anchors for path, page in pages.items() if path.parent.name == "api"))
+    named = {part for anchor in reference if anchor.startswith("fedflat.") for part in anchor.split(".")}
+    assert set(ff.__all__) - named == set()
+    assert "fedflat.figures.curves.learning_curves" in reference
+
+
+def test_equations_are_drawn_and_none_is_left_as_text(site):
+    for name in ff.METHODS:
+        text = (site / "methods" / f"{name}.html").read_text("utf-8")
+        assert text.count('<table class="equations"') == 1
+        assert "<math" in text
+        rows = (DOCS / "methods" / f"{name}.md").read_text("utf-8").count(r"\tag{")
+        assert text.count("<tr><td><math") == rows
+        body = re.sub(r"<(script|style|annotation)\b.*?</\1>", "", text, flags=re.DOTALL)
+        assert not re.search(r"\\(tag|frac|lVert|text|mathrm|bar|nabla)\b", body)
