@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format bench bench-quick clean
+.PHONY: demo test lint format bench bench-quick docs clean
 
 demo: $(VENV)/installed  ## set up and run the main job on the data inside the package
 	$(BIN)/fedflat run
@@ -27,6 +27,11 @@ bench: $(VENV)/installed  ## measure everything and write benchmarks/README.md: 
 bench-quick: $(VENV)/installed  ## the same with less of everything: under 3 minutes
 	$(BIN)/python -m benchmarks --quick
 
+docs: $(VENV)/documented  ## the documentation as a site, in site/, without a network
+	$(BIN)/python docs/make_method_pages.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Open site/index.html; to search too, python3 -m http.server --directory site"
+
 clean:
 	rm -rf $(VENV)
 
@@ -39,4 +44,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/tested: $(VENV)/installed
 	$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+$(VENV)/documented: $(VENV)/installed
+	$(PIP) --editable '.[docs]'
 	@touch $@
