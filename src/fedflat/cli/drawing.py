@@ -166,7 +166,7 @@ def landscape(
 
 @figure.command()
 def surface(runs: Runs, out: Out, part: Parts = None, ceiling: Ceiling = None, width: Width = "two") -> None:
-    """The same as surfaces in space."""
+    """The loss around models as surfaces in space; `fedflat landscape` computes it."""
     from ..figures import surfaces
 
     _write(surfaces(runs, part, ceiling, width), out)

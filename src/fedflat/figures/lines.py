@@ -174,4 +174,4 @@ def draw_against(
     draw_lines(axes, lines, per, scale)
     axes.set(xlabel=with_unit(cost.noun, unit), ylabel=label)
     if against == "rounds":
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params("x", integer=True)
