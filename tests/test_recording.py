@@ -256,3 +256,23 @@ def test_mistakes_are_sentences(run, arguments, says):
     arguments = [str(run) if argument == "RUN" else argument for argument in arguments]
     with pytest.raises(ff.FedflatError, match=says.replace(".", r"\.")):
         fedflat(*arguments)
+
+
+def test_fedwmsam_traces_the_cosine_that_moves_alpha(federation):
+    UPDATES.clear()
+    momenta = []
+    composed = ff.Method("watched", [*ff.as_method("fedwmsam").mechanisms, Kept()])
+    run = train(
+        federation,
+        composed,
+        rounds=3,
+        on_round=lambda r: momenta.append(r.server.vector("gradient").double().clone()),
+    )
+    for index in (1, 2):
+        cosines = [
+            -torch.cosine_similarity(u, momenta[index - 1], dim=0) for u in UPDATES[4 * index : 4 * index + 4]
+        ]
+        assert run.history[index]["scalars"]["cosine"] == pytest.approx(
+            torch.stack(cosines).mean().item(), abs=1e-5
+        )
+    assert run.history[0]["scalars"]["cosine"] == 0

@@ -132,25 +132,29 @@ class AdaptiveWeight(Mechanism):
         """The scalar α travels down."""
         return Contract(down=("alpha",), reads=("gradient",))
 
-    def server_state(self, w: Tensor) -> Mapping[str, float]:
-        """`α_0`."""
-        return {"alpha": self.alpha}
+    def server_state(self, w: Tensor) -> Mapping[str, float | None]:
+        """`α_0`, and the mean cosine that α̂ comes from, which is there to be looked at."""
+        return {"alpha": self.alpha, "cosine": None}
 
     def receive(self, server: Server, upload: Upload) -> None:
         """One client's agreement with the momentum of this round."""
         momentum = server.vector("gradient")
         if self.rule == "code":
-            agreement = cosine(upload.update, momentum)
-            term = 0.0 if agreement is None else 1.0 + agreement
+            against = cosine(upload.update, momentum)  # the pseudo-gradient is the update turned round
+            agreement = None if against is None else -against
+            term = 0.0 if agreement is None else 1.0 - agreement
         else:
             personal = server.download(upload.client).values["gradient"]
             assert isinstance(personal, Tensor)
-            term = cosine(momentum, personal) or 0.0
+            agreement = cosine(momentum, personal)
+            term = agreement or 0.0
         server.tally("alpha", term)
+        server.tally("cosine", agreement or 0.0)
 
     def combine(self, server: Server, update: Tensor) -> Tensor:
         """Eq. 4."""
         estimate = min(max(server.tallied("alpha") / server.accepted, 0.1), 0.9)
         alpha = server.scalar("alpha")
         server["alpha"] = (1.0 - self.decay) * alpha + self.decay * estimate
+        server["cosine"] = server.tallied("cosine") / server.accepted
         return update
