@@ -132,9 +132,9 @@ class AdaptiveWeight(Mechanism):
         """The scalar α travels down."""
         return Contract(down=("alpha",), reads=("gradient",))
 
-    def server_state(self, w: Tensor) -> Mapping[str, float | None]:
+    def server_state(self, w: Tensor) -> Mapping[str, float]:
         """`α_0`, and the mean cosine that α̂ comes from, which is there to be looked at."""
-        return {"alpha": self.alpha, "cosine": None}
+        return {"alpha": self.alpha, "cosine": 0.0}
 
     def receive(self, server: Server, upload: Upload) -> None:
         """One client's agreement with the momentum of this round."""
