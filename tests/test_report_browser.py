@@ -22,6 +22,11 @@ ARGUMENTS = (
     "--no-first-run",
 )
 EYE = "chart._fullLayout.scene._scene.getCamera().eye"
+TURNED_ALIKE = f"""(before) => {{
+    const eyes = [...document.querySelectorAll("#surfaces .chart")].map((chart) => {EYE});
+    return Math.abs(eyes[0].x - before) > 0.02 && eyes.every((eye) => Math.abs(eye.x - eyes[0].x) < 1e-3);
+}}"""
+"""Whether all surfaces have turned away from where the first one was, and look the same way."""
 EVIL = "</script><img src=x onerror=alert(1)><b>&amp;%{x}"
 
 
@@ -51,6 +56,7 @@ class Visit:
             **{"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce", **options}
         )
         self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(120_000)  # on a machine that is busy with other things too
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self._heard(message.type, message.text))
@@ -142,7 +148,7 @@ def traces(page: Page, chart: str = "#curves-chart") -> list[dict]:
     )
 
 
-def until(page: Page, expression: str, seconds: float = 30) -> None:
+def until(page: Page, expression: str, seconds: float = 120) -> None:
     """Wait for something to become true, in a way that the page's own policy has no say in."""
     for _ in range(int(10 * seconds)):
         if page.evaluate(expression):
@@ -282,14 +288,14 @@ def test_surfaces_turn_together(page):
     page.mouse.down()
     page.mouse.move(middle[0] + 70, middle[1] + 10, steps=6)
     page.mouse.up()
-    page.wait_for_timeout(600)
+    until(page, f"({TURNED_ALIKE})({before[0]['x']})")
     after = page.evaluate(eyes)
     assert abs(after[0]["x"] - before[0]["x"]) > 0.05
     for eye in after[1:]:
         assert [eye[axis] for axis in "xyz"] == pytest.approx([after[0][axis] for axis in "xyz"], abs=1e-3)
     page.locator("#surfaces .chart").nth(1).focus()
     page.keyboard.press("ArrowLeft")
-    page.wait_for_timeout(300)
+    until(page, f"({TURNED_ALIKE})({after[0]['x']})")
     turned = page.evaluate(eyes)
     assert abs(turned[0]["x"] - after[0]["x"]) > 0.02
     assert turned[0]["x"] == pytest.approx(turned[2]["x"], abs=1e-3)
@@ -309,6 +315,11 @@ def test_flatness_beside_accuracy(page):
     page.select_option("#measure", "sharpness")
     points = page.evaluate("document.getElementById('scatter').data.map((trace) => [trace.x[0], trace.y[0]])")
     assert len(points) == 6 and min(x for x, _ in points) == pytest.approx(0.06)
+    widths = page.evaluate(
+        """["scatter", "radius", "density"].map((id) => document.getElementById(id))
+            .map((chart) => Math.abs(chart._fullLayout.width - chart.clientWidth))"""
+    )
+    assert max(widths) <= 1  # each keeps to its place
     assert page.locator("#radius-figure").is_visible() and page.locator("#density-figure").is_visible()
 
 

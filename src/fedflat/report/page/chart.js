@@ -29,9 +29,16 @@ function look(extra) {
   };
 }
 
+// A chart is as wide as its place, also when the page around it moves.
+const resizer = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+  const drawn = target._fullLayout;
+  if (drawn && target.clientWidth && Math.abs(drawn.width - target.clientWidth) > 1) Plotly.Plots.resize(target);
+}));
+
 // Draws or redraws a chart in an element, and says in words what it shows.
 function draw(element, traces, layout, words) {
   element.setAttribute("aria-label", words);
+  resizer.observe(element);
   return Plotly.react(element, traces, look({ uirevision: "kept", ...layout }), { ...CONFIG, displayModeBar: narrow() ? false : "hover" });
 }
 

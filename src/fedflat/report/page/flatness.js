@@ -26,7 +26,7 @@ function drawFlatness() {
   }
   if (!find("measure")) fill(body, ...flatnessParts());
   const names = [...new Set(measured.flatMap((run) => Object.keys(measuresOf(run))))];
-  if (!names.includes(state.measure)) [state.measure] = names;
+  if (!names.includes(state.measure)) state.measure = names.includes("sharpness") ? "sharpness" : names[0];
   drawFlatnessTable(measured, names);
   fillSelect(find("measure"), names.map((name) => ({ value: name, name })), state.measure);
   const shown = measured.filter((run) => !state.hidden.has(run.id));

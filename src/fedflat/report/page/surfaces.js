@@ -103,7 +103,7 @@ function drawSurface(element, run, range) {
   const ticks = log ? logTicks(bounds) : {};
   const layout = {
     margin: { l: 0, r: 0, t: 0, b: 0 }, uirevision: "camera",
-    scene: { xaxis: axis("b"), yaxis: axis("a"), zaxis: axis("loss", { range: [bounds[0] - slack, bounds[1] + slack], ...ticks }), camera: state.surface.camera || CAMERA, aspectmode: "cube", dragmode: "turntable" },
+    scene: { xaxis: axis("b"), yaxis: axis("a"), zaxis: axis(narrow() ? "" : "loss", { range: [bounds[0] - slack, bounds[1] + slack], ...ticks }), camera: state.surface.camera || CAMERA, aspectmode: "cube", dragmode: "turntable" },
   };
   draw(element, [trace], layout, `${words} Arrow keys turn it.`);
   if (!element.dataset.linked) {

@@ -76,7 +76,7 @@ function sortingHead(column, sort, redraw) {
   const arrow = make("span", { class: "arrow", "aria-hidden": "true" }, here ? (sort.down ? "▾" : "▴") : "");
   const button = make("button", { type: "button", "data-key": `sort ${column.key}`, on: { click: press } }, column.title, arrow);
   const order = here ? (sort.down ? "descending" : "ascending") : "none";
-  return make("th", { scope: "col", class: column.key === "name" ? "text" : "", "aria-sort": order }, button);
+  return make("th", { scope: "col", class: column.key === "name" || column.words ? "text" : "", "aria-sort": order }, button);
 }
 
 function bestOf(rows, column) {
