@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def add_node(cluster: Any) -> Any:
 
 
 class OnNode(Slow):
-    """Says which node it is on."""
+    """Says which node trains it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -47,43 +47,54 @@ class OnNode(Slow):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         import ray
 
-        (self.folder / ray.get_runtime_context().get_node_id()).touch()
+        if self.training:
+            (self.folder / ray.get_runtime_context().get_node_id()).touch()
+            time.sleep(0.05)
         return super().forward(x)
 
 
-def test_a_node_killed_in_the_middle_changes_nothing_and_another_is_used(cluster, tmp_path):
+def eventually(happens: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_node_killed_in_the_middle_changes_nothing_and_another_is_used(cluster, tmp_path, monkeypatch):
     import ray
 
     expected = train("scaffold", "inprocess", rounds=4, module=Slow())
-    doomed = add_node(cluster)
+    nodes = [add_node(cluster)]
     cluster.wait_for_nodes()
-    killed, joined = threading.Event(), []
+    engine, again = ff.Ray(address=cluster.address), []
+    lost = engine._lost
+    monkeypatch.setattr(engine, "_lost", lambda event: again.append(event.lost) or lost(event))
+
+    def is_up(actors: int) -> bool:
+        engine._pool.wait(time.monotonic() + 0.1)
+        return engine._pool.up == actors
 
     def kill() -> None:
-        while not (tmp_path / doomed.node_id).exists():
-            time.sleep(0.01)
-        cluster.remove_node(doomed, allow_graceful=False)
-        killed.set()
+        eventually((tmp_path / nodes[0].node_id).exists)
+        cluster.remove_node(nodes[0], allow_graceful=False)
 
-    def after(round: ff.Round) -> None:
+    killer = threading.Thread(target=kill, daemon=True)
+
+    def between(round: ff.Round) -> None:
+        if round.index == 0:
+            eventually(lambda: is_up(2))
+            killer.start()
         if round.index == 1:
-            assert killed.wait(60)
-            joined.append(add_node(cluster))
-            cluster.wait_for_nodes()
-        if round.index == 2:  # the pool has grown again, or will during the next round
-            deadline = time.monotonic() + 60
-            while engine._pool.up < 2 and time.monotonic() < deadline:
-                engine._pool.wait(time.monotonic() + 1)
+            killer.join()
+            nodes.append(add_node(cluster))
+            eventually(lambda: is_up(2))
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    engine = ff.Ray(address=cluster.address)
-    run = train("scaffold", engine, rounds=4, module=OnNode(tmp_path), on_round=after)
-    killer.join()
+    run = train("scaffold", engine, rounds=4, module=OnNode(tmp_path), on_round=between)
     same(run, expected)
-    assert (tmp_path / joined[0].node_id).exists(), "the node that came was not used"
+    assert len(again) == 1, "no client was run again"
+    assert (tmp_path / nodes[1].node_id).exists(), "the node that came was not used"
     assert not ray.is_initialized(), "what was opened was not closed"
-    cluster.remove_node(joined[0])
+    cluster.remove_node(nodes[1])
 
 
 def test_a_connection_that_was_there_stays(cluster):
@@ -93,10 +104,7 @@ def test_a_connection_that_was_there_stays(cluster):
     try:
         same(train("fedavg", "ray"), train("fedavg", "inprocess"))
         assert ray.is_initialized()
-        deadline = time.monotonic() + 30
-        while ray.available_resources().get("CPU") != 1 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert ray.available_resources()["CPU"] == 1, "an actor was left"
+        eventually(lambda: ray.available_resources().get("CPU") == 1)  # no actor is left
         with pytest.raises(ff.FedflatError, match=r"this process is connected to .* already"):
             train("fedavg", ff.Ray(address="192.0.2.1:6379"))
         assert ray.is_initialized()
@@ -135,17 +143,12 @@ def test_ctrl_c_ends_cleanly_and_leaves_nothing(tmp_path):
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    rows, deadline = tmp_path / "metrics.jsonl", time.monotonic() + 120
-    while not (rows.exists() and rows.stat().st_size) and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    rows = tmp_path / "metrics.jsonl"
+    eventually(lambda: process.poll() is not None or (rows.exists() and rows.stat().st_size > 0), 150)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everyone in the group
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
     assert f"fedflat resume {tmp_path}" in output
     assert "Traceback" not in errors
-    with contextlib.suppress(ProcessLookupError):  # Ray's processes need a moment
-        for _ in range(100):
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
-        pytest.fail("processes were left")
+    with contextlib.suppress(ProcessLookupError):  # Ray's processes need a moment to end
+        eventually(lambda: os.killpg(process.pid, 0) is not None, 30)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -92,11 +93,7 @@ class Ray:
             raise FedflatError(
                 f"Ray(on_deadline='{on_deadline}') is not possible.{nearest(on_deadline, POLICIES)}"
             )
-        if address is not None and address.startswith("ray://"):
-            raise FedflatError(
-                f"Ray(address='{address}'): Ray Client is not supported. Run fedflat on a machine of the cluster "
-                "with address='auto', or submit it as a Ray job."
-            )
+        _refuse_ray_client(address or "")
         if find_spec("ray") is None:
             raise MissingExtra("ray", "ray", "The engine ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry, unless someone wants it
@@ -163,14 +160,16 @@ class Ray:
                 )
             return
         address = self.address or os.environ.get("RAY_ADDRESS") or "local"
+        _refuse_ray_client(address)
         settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
         if address == "local":
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             room = math.ceil((self.actors or 1) * self._resources.cpus)
             settings |= {"num_cpus": max(cores, room), "include_dashboard": False}
         try:
+            _knock(address)
             ray.init(**settings)
-        except (ConnectionError, ValueError, RuntimeError) as problem:
+        except (OSError, ValueError, RuntimeError) as problem:
             if address == "local":
                 raise FedflatError(f"Ray does not start here: {problem}") from None
             raise FedflatError(
@@ -242,9 +241,7 @@ class Ray:
                 waiting.append(event.task)
                 losses += 1
                 if losses >= self.attempts:
-                    raise FedflatError(
-                        f"{losses} Ray actors were lost while testing the model, the last one: {event.lost}"
-                    )
+                    raise FedflatError(f"{losses} Ray actors were lost while testing the model. {event.lost}")
         return total_score([scores[n] for n in range(batches)])
 
     # -- details -----------------------------------------------------------------------------------
@@ -297,8 +294,8 @@ class Ray:
         task.losses, task.late = task.losses + 1, False
         if task.losses >= self.attempts:
             raise FedflatError(
-                f"client {task.client}, round {task.download.round}: its Ray actor was lost {task.losses} times, the "
-                f"last time since: {event.lost} Is there too little memory? Use fewer actors."
+                f"client {task.client}, round {task.download.round}: its Ray actor was lost {task.losses} times. "
+                f"{event.lost} Is there too little memory? Use fewer actors."
             )
         return task
 
@@ -333,6 +330,21 @@ class Ray:
             )
         if self.on_deadline == "wait":
             warnings.warn(f"{sentence}; it is waited for.", stacklevel=2)
+
+
+def _refuse_ray_client(address: str) -> None:
+    if address.startswith("ray://"):
+        raise FedflatError(
+            f"The Ray address '{address}': Ray Client is not supported. Run fedflat on a machine of the cluster "
+            "with the address 'auto', or submit it as a Ray job."
+        )
+
+
+def _knock(address: str) -> None:
+    """An error at once where nothing listens; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _package(job: Job, load: Callable[[], Federation] | None) -> tuple[bytes, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -150,9 +151,9 @@ class Pool:
         try:
             answer: Answer = self._ray.get(actor.reference)
         except problems.RayTaskError as problem:
-            raise FedflatError(f"A Ray actor failed: {_first_line(problem)}") from None
+            raise FedflatError(f"A Ray actor failed: {_in_short(problem)}") from None
         except problems.RayError as problem:
-            task, reason = actor.task, self._reason(problem)
+            task, reason = actor.task, _in_short(problem)
             if actor.place is None:
                 self._count_failure(reason)
             self.replace(actor)
@@ -193,10 +194,9 @@ class Pool:
                 f"has {free} to spare. Ask for less, add nodes, or wait longer with patience=."
             )
 
-    def _reason(self, problem: Exception) -> str:
-        return _first_line(problem)
 
-
-def _first_line(problem: Exception) -> str:
+def _in_short(problem: Exception) -> str:
+    """Ray's reason: the first sentence of what it says last, without its long numbers."""
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    return lines[0] if lines else type(problem).__name__
+    reason = lines[-1].split(". ")[0] if lines else type(problem).__name__
+    return re.sub(r"\b[0-9a-f]{16,} ?", "", reason).rstrip(".") + "."
