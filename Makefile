@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format bench bench-quick docs clean
+.PHONY: demo test browser lint format bench bench-quick docs clean
 
 demo: $(VENV)/installed  ## set up and run the main job on the data inside the package
 	$(BIN)/fedflat run
 
-test: $(VENV)/tested  ## set up and run all tests
+test: $(VENV)/tested browser  ## set up and run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+browser:  ## the browser that the report's tests drive
+	tools/get-chromium
 
 lint: $(VENV)/tested  ## style and types
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import FedflatError
-from . import comparing, drawing, federating, listing, measuring, papers, running, sweeping  # noqa: F401  (importing them adds their commands)
+from . import comparing, drawing, federating, listing, measuring, papers, reporting, running, sweeping  # noqa: F401  (importing them adds their commands)
 from .options import app, console
 
 
