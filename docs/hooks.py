@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import html
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,13 @@ def _present(nav: list[Any], there: set[str], listed: set[str]) -> list[Any]:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the results, the benchmarks and the reference."""
+    """Add the results, the benchmarks, the reference, and a font for equations where a machine has none."""
     for result in _results():
         files.append(File.generated(config, f"results/{result.name}", abs_src_path=str(result)))
     readme = ROOT / "benchmarks" / "README.md"
     files.append(File.generated(config, "benchmarks.md", abs_src_path=str(readme)))
+    font = resources.files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"
+    files.append(File.generated(config, "assets/math.ttf", abs_src_path=str(font)))
     for page, names in _reference().items():
         content = "\n".join([f"# {REFERENCE[page][0]}\n", *(f"::: {name}\n" for name in names)])
         files.append(File.generated(config, f"api/{page}.md", content=content))
@@ -114,8 +117,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     Equations are fenced in the files, as code hosts draw them; here they become blocks that the extension knows.
     """
     markdown = re.sub(r"^```math\n(.*?)^```$", r"$$\n\1$$", markdown, flags=re.DOTALL | re.MULTILINE)
-    markdown = markdown.replace("](../benchmarks/README.md", "](benchmarks.md")
-    return re.sub(r"\]\(\.\./results/([\w-]+\.md)", r"](results/\1", markdown)
+    markdown = re.sub(r"\]\(\.\./((?:\.\./)?)benchmarks/README\.md", r"](\1benchmarks.md", markdown)
+    return re.sub(r"\]\(\.\./((?:\.\./)?)results/([\w-]+\.md)", r"](\1results/\2", markdown)
 
 
 # -- equations and pictures ------------------------------------------------------------------------
@@ -132,7 +135,7 @@ def on_page_content(html_text: str, page: Any, **_: Any) -> str:
 
 
 def _inline(found: re.Match[str]) -> str:
-    return str(convert(html.unescape(found.group(1))))
+    return _mathml(html.unescape(found.group(1)))
 
 
 def _display(found: re.Match[str]) -> str:
@@ -142,7 +145,7 @@ def _display(found: re.Match[str]) -> str:
     for line in re.split(r"\\\\\s", source.strip() + "\n"):
         tag = re.search(r"\\tag\{([^}]*)\}", line)
         left, _, right = line.replace(tag.group(0) if tag else "", "").strip().partition("&")
-        sides = [convert(side.strip(), display="block") if side.strip() else "" for side in (left, right)]
+        sides = [_mathml(side.strip(), "block") if side.strip() else "" for side in (left, right)]
         cells = [f"<td>{side}</td>" for side in sides] + [f"<td>{tag.group(1) if tag else ''}</td>"]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return (
@@ -150,8 +153,15 @@ def _display(found: re.Match[str]) -> str:
     )
 
 
+def _mathml(latex: str, display: str = "inline") -> str:
+    """Bars of norms keep their size: beside a sum they would grow with it."""
+    return str(convert(latex, display=display)).replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')
+
+
 def _drawing(found: re.Match[str], folder: Path) -> str:
     """A drawing of ours, in the colours of the page; what it needs to stand alone is left out."""
-    drawing = (folder / found.group(2)).resolve()
-    source = re.sub(r"<style id=\"alone\">.*?</style>", "", drawing.read_text("utf-8"), flags=re.DOTALL)
-    return source.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{found.group(1)}" ', 1)
+    source = (folder / found.group(2)).resolve().read_text("utf-8")
+    bare = re.sub(r'<style id="alone">.*?</style>', "", source, flags=re.DOTALL)
+    if bare == source:  # somebody else's
+        return found.group(0)
+    return bare.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{found.group(1)}" ', 1)

@@ -189,7 +189,10 @@ def accuracy(method: ff.Method) -> list[str]:
             columns.setdefault(column, []).append(run)
     if not columns:
         return ["Accuracy: not measured yet."]
-    lines = ["Test accuracy in percent, [full protocol of FedWMSAM's Table 1](../results.md):", ""]
+    lines = [
+        "Test accuracy in percent, [full protocol of FedWMSAM's Table 1](../../results/fedwmsam-table1.md):",
+        "",
+    ]
     lines += [
         "| setting | seeds | best round | last 100 rounds | paper |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -223,7 +226,10 @@ def speed(name: str) -> list[str]:
         if name == "fedavg"
         else "Seconds a round, times FedAvg's (in brackets the quartiles)"
     )
-    lines = [f"{unit}, from the [benchmarks](../results.md):", ""]
+    lines = [
+        f"{unit}, from the [benchmarks](../../benchmarks/README.md); W1 trains a small MLP, W2 a CNN:",
+        "",
+    ]
     lines += ["| " + " | ".join(by_workload) + " |", "| " + " | ".join(["---:"] * len(by_workload)) + " |"]
     return [*lines, "| " + " | ".join(str(value) for value in by_workload.values()) + " |"]
 
@@ -233,7 +239,7 @@ def speed(name: str) -> list[str]:
 
 def family() -> str:
     """The table of all methods."""
-    lines = ["| method | made of | down | up | F / B | a client keeps | the server keeps | paper |"]
+    lines = ["| method | made of | down | up | F/B | a client keeps | the server keeps | paper |"]
     lines += ["| --- | --- | ---: | ---: | ---: | --- | --- | --- |"]
     for name, make in ff.METHODS.items():
         method = make()
@@ -243,7 +249,7 @@ def family() -> str:
             " + ".join(f"`{m.name}`" for m in method.mechanisms) or "–",
             " + ".join([str(method.cost.down), *method.cost.down_scalars]),
             str(method.cost.up),
-            f"{method.cost.forward} / {method.cost.backward}",
+            f"{method.cost.forward}/{method.cost.backward}",
             ", ".join(method.cost.client) or "–",
             ", ".join([*method.cost.server, *held]) or "–",
             method.paper,

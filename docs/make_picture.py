@@ -80,10 +80,10 @@ font-family="system-ui, sans-serif">
     @media (prefers-color-scheme: dark) {{ svg {{ color: #ddd; }} }}
   </style>
   <style>
-    .label, .tick, .name {{ fill: currentColor; font-size: 13px; }}
-    .tick {{ opacity: 0.8; font-size: 12px; }}
-    .name {{ font-size: 15px; font-weight: 600; }}
-    .axis {{ fill: none; stroke: currentColor; stroke-opacity: 0.5; }}
+    svg .label, svg .tick, svg .name {{ fill: currentColor; font-size: 13px; }}
+    svg .tick {{ opacity: 0.8; font-size: 12px; }}
+    svg .name {{ font-size: 15px; font-weight: 600; }}
+    svg .axis {{ fill: none; stroke: currentColor; stroke-opacity: 0.5; }}
   </style>
   {body}
 </svg>

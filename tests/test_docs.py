@@ -1,6 +1,7 @@
 """The documentation says what the code does: pages are current, links lead somewhere, the site builds strictly."""
 
 import importlib.util
+import inspect
 import re
 import shlex
 import subprocess
@@ -74,7 +75,7 @@ def test_costs_on_the_pages_are_the_methods(method_pages):
         assert (int(down.split(" ")[0]), int(up), passes) == (
             cost.down,
             cost.up,
-            f"{cost.forward} / {cost.backward}",
+            f"{cost.forward}/{cost.backward}",
         )
         assert client == (", ".join(cost.client) or "–")
 
@@ -87,6 +88,16 @@ def test_python_blocks_are_only_where_they_are_run():
     others = [page for page in DOCS.rglob("*.md") if page.parent != DOCS]
     assert others
     assert [page.name for page in others if "```python" in page.read_text("utf-8")] == []
+
+
+def test_the_hooks_are_all_described():
+    """In the order in which the class has them, which is the order of a round; the diagram has them too."""
+    hooks = [name for name, hook in vars(ff.Mechanism).items() if inspect.isfunction(hook) and name[0] != "_"]
+    hooks.remove("contract")
+    text = (DOCS / "writing-a-mechanism.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)\(", text, re.MULTILINE) == hooks
+    drawn = " ".join(re.findall(r'hooked">([^<]*)<', (DOCS / "round.svg").read_text("utf-8")))
+    assert set(hooks) - {"server_state"} <= set(re.findall(r"\w+", drawn))
 
 
 def test_the_command_lines_of_the_quick_start_work(tmp_path: Path, monkeypatch, capsys):
@@ -198,4 +209,4 @@ def test_equations_are_drawn_and_none_is_left_as_text(site):
         rows = (DOCS / "methods" / f"{name}.md").read_text("utf-8").count(r"\tag{")
         assert text.count("<tr><td><math") == rows
         body = re.sub(r"<(script|style|annotation)\b.*?</\1>", "", text, flags=re.DOTALL)
-        assert not re.search(r"\\(tag|frac|lVert|text|mathrm|bar|nabla)\b", body)
+        assert not re.search(r"\\(tag|frac|lVert|text|mathrm|overline|nabla)\b", body)
