@@ -164,4 +164,5 @@ def _drawing(found: re.Match[str], folder: Path) -> str:
     bare = re.sub(r'<style id="alone">.*?</style>', "", source, flags=re.DOTALL)
     if bare == source:  # somebody else's
         return found.group(0)
-    return bare.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{found.group(1)}" ', 1)
+    named = bare.replace("<svg ", f'<svg class="drawing" role="img" aria-label="{found.group(1)}" ', 1)
+    return f'<div class="drawing">{named}</div>'

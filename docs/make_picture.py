@@ -46,15 +46,15 @@ def draw(axis: np.ndarray, losses: dict[str, np.ndarray]) -> str:
     ground = HEIGHT - BOTTOM
     parts = [
         f'<path class="axis" d="M{LEFT} {TOP}V{ground}H{WIDTH - RIGHT}"/>',
-        f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">'
-        "distance from the trained model, in lengths of its own filters</text>",
+        f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">'
+        "distance from the model, in lengths of its filters</text>",
         f'<text class="label" transform="translate(18 {(TOP + ground) / 2}) rotate(-90)" '
         'text-anchor="middle">training loss</text>',
     ]
     for tick in (-1, -0.5, 0, 0.5, 1):
         x = float(points(np.array([tick * REACH]), np.zeros(1)).split(",")[0])
         parts.append(
-            f'<text class="tick" x="{x}" y="{ground + 18}" text-anchor="middle">{tick * REACH:g}</text>'
+            f'<text class="tick" x="{x}" y="{ground + 21}" text-anchor="middle">{tick * REACH:g}</text>'
         )
     step = 0.2 if top < 1 else 0.5
     for value in np.arange(0, top, step):
@@ -69,7 +69,7 @@ def draw(axis: np.ndarray, losses: dict[str, np.ndarray]) -> str:
             'stroke-width="3" stroke-linejoin="round"/>'
         )
     for number, name in enumerate(losses):
-        x, y = LEFT + 210 + 160 * number, TOP + 14
+        x, y = LEFT + 170 + 190 * number, TOP + 14
         parts.append(f'<path d="M{x} {y - 5}h28" stroke="{COLOURS[name]}" stroke-width="3"/>')
         parts.append(f'<text class="name" x="{x + 36}" y="{y}">{name}</text>')
     body = "\n  ".join(parts)
@@ -80,9 +80,9 @@ font-family="system-ui, sans-serif">
     @media (prefers-color-scheme: dark) {{ svg {{ color: #ddd; }} }}
   </style>
   <style>
-    svg .label, svg .tick, svg .name {{ fill: currentColor; font-size: 13px; }}
-    svg .tick {{ opacity: 0.8; font-size: 12px; }}
-    svg .name {{ font-size: 15px; font-weight: 600; }}
+    svg .label, svg .tick, svg .name {{ fill: currentColor; font-size: 18px; }}
+    svg .tick {{ opacity: 0.8; font-size: 16px; }}
+    svg .name {{ font-size: 20px; font-weight: 600; }}
     svg .axis {{ fill: none; stroke: currentColor; stroke-opacity: 0.5; }}
   </style>
   {body}
