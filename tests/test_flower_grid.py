@@ -15,6 +15,7 @@ from torch import nn
 
 import fedflat as ff
 from fedflat.experiments.experiment import Experiment
+from fedflat.experiments.running import run_experiment
 from fedflat.federation.client import client_app
 from fedflat.federation.engine import RECEIPT, Flower
 from fedflat.federation.kept import KeptState
@@ -228,6 +229,10 @@ def test_a_long_upload_is_refused_or_clipped(tmp_path: Path):
         assert float((run.server.w - start).norm()) < 50
     refused = alone("fedavg", rounds=1, participation=None, norm_bound=1e-6)
     assert len(refused.history[0]["rejected"]) == CLIENTS
+    given = {"method": "fedavg", "rounds": 1, "norm_bound": 0.001, "over_bound": "clip"}
+    experiment = Experiment.model_validate(given)
+    clipped = run_experiment(experiment).history[0]["clipped"]
+    assert len(clipped) == 5 and all("clipped to 0.001" in sentence for sentence in clipped)
     with pytest.raises(ff.FedflatError, match="uploads no 'controll'"):
         alone("scaffold", norm_bound={"controll": 1.0})
 

@@ -8,7 +8,9 @@ other; its ε at a given δ is computed exactly (Balle and Wang 2018) by the lib
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import FedflatError, MissingExtra
 from .local import LocalSGD
@@ -123,3 +125,18 @@ def table() -> str:
         cells = [", ".join(names) or "–" for names in (found.vectors, found.kept, found.held)]
         lines.append(f"| {method.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def write_table(page: Path) -> None:
+    """Put the table into a page, between its marks."""
+    before, begin, rest = page.read_text("utf-8").partition("<!-- leaving -->\n")
+    _, end, after = rest.partition("<!-- /leaving -->")
+    if not begin or not end:
+        raise FedflatError(
+            f"{page} has no place for the table: write <!-- leaving --> and <!-- /leaving -->."
+        )
+    page.write_text(f"{before}{begin}\n{table()}\n\n{end}{after}", "utf-8")
+
+
+if __name__ == "__main__":
+    write_table(Path(sys.argv[1]))

@@ -94,6 +94,12 @@ class Experiment(_Section):
     eval_every: Count = 1
     buffers: Literal["average", "local", "server", "reset"] = "average"
     bad_uploads: Literal["skip", "stop"] = "skip"
+    norm_bound: Positive | dict[str, Positive] | None = Field(
+        default=None, description="how long an uploaded vector may be: one number, or one by name"
+    )
+    over_bound: Literal["skip", "clip"] = Field(
+        default="skip", description="an upload with a longer one: skip it as a bad one, or clip the vector"
+    )
     seed: Seed | list[Seed] = Field(default=0, description="of everything random; a list is one run for each")
     engine: str | None = Field(default=None, description="inprocess, workers, workers:3 or ray")
     ray: RaySection | None = Field(default=None, description="of the engine ray")

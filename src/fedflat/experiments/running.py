@@ -64,6 +64,8 @@ def run_experiment(
             engine=_engine(filled, seed),
             buffers=filled.buffers,
             on_bad_upload=filled.bad_uploads,
+            norm_bound=filled.norm_bound,
+            over_bound=filled.over_bound,
             out=out,
             on_round=report,
             threads=filled.threads,

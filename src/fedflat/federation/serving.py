@@ -112,6 +112,8 @@ def serve(
         engine=engine,
         buffers=filled.buffers,
         on_bad_upload=filled.bad_uploads,
+        norm_bound=filled.norm_bound,
+        over_bound=filled.over_bound,
         loss=loss,
         out=out,
         on_round=_tell,
@@ -163,3 +165,5 @@ def _tell(round: Round) -> None:
     say(logging.INFO, ", ".join([*parts, f"{round.seconds:.1f} s"]))
     for sentence in round.rejected:
         say(logging.WARNING, f"refused: {sentence}")
+    for sentence in round.clipped:
+        say(logging.WARNING, f"clipped: {sentence}")
