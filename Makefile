@@ -10,7 +10,7 @@ demo: $(VENV)/installed  ## set up and run the main job on the data inside the p
 	$(BIN)/fedflat run
 
 test: $(VENV)/tested browser  ## set up and run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 browser:  ## the browser that the report's tests drive
 	tools/get-chromium

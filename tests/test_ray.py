@@ -20,8 +20,6 @@ from fedflat.engines.arrays import pack, unpack
 from fedflat.experiments.building import make_ray
 from fedflat.experiments.reading import load_experiment, make_experiment
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ff.Ray]:

@@ -17,8 +17,6 @@ from tiny import Slow, same, send_with_their_classes, train
 
 import fedflat as ff
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
