@@ -70,6 +70,6 @@ def make_engine(engine: str | Engine) -> Engine:
         return known[name]()
     if name == "inprocess" or not count.isdecimal() or int(count) < 1:
         raise FedflatError(
-            f"engine '{engine}' is not possible: write inprocess, workers, workers:3, ray or ray:3."
+            f"engine '{engine}' is not possible: write inprocess, workers or workers:3, ray or ray:3."
         )
     return Workers(int(count)) if name == "workers" else Ray(actors=int(count))
