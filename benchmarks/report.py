@@ -20,6 +20,7 @@ PARTS = {
     "memory": "Memory",
     "overhead": "Overhead of the engines",
     "engines": "A large model on every engine",
+    "wire": "A large model over Flower",
     "recording": "Overhead of recording flatness",
     "stacking": "Several small clients at once",
 }

@@ -11,11 +11,13 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """With `-n`, tests of the engine ray are run by one process: Ray takes seconds to start, and many processes."""
+    """With `-n`, tests of Ray are run by one process, and so are those of Flower: both start slowly, and many others."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ray" if PurePath(nodeid.split("::")[0]).name.startswith("test_ray") else nodeid
+            name = PurePath(nodeid.split("::")[0]).name
+            alone = {"test_ray": "ray", "test_flower_deployment": "flower", "test_flower_setup": "flower"}
+            return next((scope for start, scope in alone.items() if name.startswith(start)), nodeid)
 
     return Scheduling(config, log)

@@ -175,15 +175,23 @@ def test_strangers_are_refused(loopback: Loopback):
     strangers = {
         "unregistered": (*root, "--auth-supernode-private-key", f"{loopback.keys}/node-{NODES}"),
         "nameless": root,
-        "plaintext": ("--insecure",),
+        "plaintext": ("--insecure", "--max-retries", "1"),
     }
+    reasons = {
+        "unregistered": "[code: 2004] Failed to activate SuperNode",
+        "nameless": "[code: 2001] SuperNode authentication is enabled",
+        "plaintext": "Failed to initialize the connection",
+    }
+    before = loopback.log("superlink").count("[ApiError:")
     for name, secure in strangers.items():
         loopback.start_node(NODES, name, secure)
     for name in strangers:
         process = loopback.processes[name]
-        wait_for(lambda p=process: p.poll() is not None, 90, lambda n=name: loopback.everything(n))
+        wait_for(lambda p=process: p.poll() is not None, PATIENCE, lambda n=name: loopback.everything(n))
         assert process.returncode != 0
-        print(name, loopback.log(name)[-1500:])
+        assert reasons[name] in loopback.log(name), loopback.log(name)
+        assert "SuperNode ID" not in loopback.log(name)
+    assert loopback.log("superlink").count("[ApiError:") >= before + 2, loopback.log("superlink")
 
 
 def test_a_malformed_upload_and_a_silent_node_do_not_stop_the_round(loopback: Loopback):

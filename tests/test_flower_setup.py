@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from loopback import BIN, PATIENCE, end, free_port, living, wait_for
+from test_flower_deployment import in_process, same_model
 
 import fedflat as ff
 from fedflat.cli import main
@@ -157,6 +158,29 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path):
         if path.is_file():
             assert b"pressure" not in path.read_bytes(), path
     assert list((tmp_path / "clinic-0" / "state").rglob("client-0/*.safetensors"))
+
+
+def test_an_app_runs_in_flower_s_simulation_too(tmp_path: Path):
+    """As it was written, with the same bits as in one process. Nothing is left of what Flower starts."""
+    write_project(tmp_path / "demo")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "FEDFLAT_"))}
+    env |= {"HOME": str(tmp_path), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    env |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [BIN / "flwr", "run", "demo", "--stream", "--federation-config", "num-supernodes=3"]
+    try:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE
+        )
+        told = done.stdout + done.stderr
+        place = tmp_path / ".fedflat" / "runs" / "demo"
+        assert (place / "model.safetensors").exists(), told
+        same_model(place, in_process("fedgmt", rounds=5, epochs=2))
+        rows = read_metrics(place)
+        assert rows[-1]["reported"]["accuracy"] > rows[0]["reported"]["accuracy"]
+    finally:
+        for pid in living(tmp_path):
+            end(pid, signal.SIGKILL)
+    wait_for(lambda: not living(tmp_path), 30, lambda: f"still running: {living(tmp_path)}")
 
 
 def test_the_readme_of_an_app_has_the_commands_of_the_tutorial(tmp_path: Path):

@@ -220,3 +220,11 @@ def test_the_command_lines_of_the_page(tmp_path: Path, monkeypatch, capsys):
     assert stop.value.code == 2
     assert "It keeps control" in told.out
     assert "No ε can be stated for SCAFFOLD" in told.err
+
+
+def test_the_table_of_scale_is_current(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import make_scale
+
+    page = (DOCS / "scale.md").read_text("utf-8")
+    assert make_scale.table() in page, "run: python docs/make_scale.py"

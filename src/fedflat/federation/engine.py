@@ -27,6 +27,8 @@ TOGETHER = 16
 """Messages that are pushed at once: what they have in common is hashed and sent only once."""
 HOLD = 2**30
 """Bytes of uploads that may be here before their turn; beyond that they wait at the SuperLink."""
+GRACE = 60.0
+"""Seconds after the deadline for which the SuperLink still knows a message: it must not lapse before we look."""
 RECEIPT = "receipt"
 """What the server keeps of a client: which state the client itself keeps."""
 
@@ -127,10 +129,7 @@ class Flower:
             while client not in answers:
                 held = sum(answer.bytes for answer in answers.values() if isinstance(answer, Upload))
                 answers |= self._collect(asked, [client] if held > HOLD else list(asked))
-            answer = answers.pop(client)
-            if isinstance(answer, Missing):
-                say(logging.WARNING, f"client {client}: {answer.reason}")
-            yield answer
+            yield answers.pop(client)
 
     def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
         """Here, on the server's own test set."""
@@ -187,13 +186,13 @@ class Flower:
         due = [one for one in asked.values() if one.message is None and one.client in connected]
         for first in range(0, len(due), TOGETHER):
             some = due[first : first + TOGETHER]
-            left = max(1.0, self._end - time.monotonic())
+            left = max(0.0, self._end - time.monotonic())
             messages = [
                 Message(
                     one.content,
                     dst_node_id=connected[one.client],
                     message_type="train",
-                    ttl=left,  # the SuperLink forgets what comes later
+                    ttl=left + GRACE,  # the SuperLink forgets what comes later
                     group_id=str(self._round),
                 )
                 for one in some
