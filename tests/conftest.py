@@ -11,7 +11,7 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """With `-n`, tests of Ray are run by one process, and so are those of Flower: both start slowly, and many others."""
+    """With `-n`, tests of Ray are run by one process, and those of Flower too: both start many processes, slowly."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):

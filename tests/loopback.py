@@ -1,6 +1,7 @@
 """A SuperLink and SuperNodes on this machine, with TLS and a key for every node, in a folder of their own."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -120,9 +121,7 @@ class Loopback:
 
     def submit(self, name: str, **config: object) -> subprocess.Popen[bytes]:
         """Start a run of the app; its log goes to a file."""
-        settings = " ".join(
-            f"{key.replace('_', '-')}={value!r}".replace("True", "true") for key, value in config.items()
-        )
+        settings = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
         return self.start(name, "flwr", "run", "app", "federation", "--stream", "--run-config", settings)
 
     def run(self, name: str, **config: object) -> str:

@@ -126,7 +126,7 @@ def test_epsilon_is_that_of_all_vectors_of_all_rounds(method: str, vectors: int)
     noisy = ff.as_method(f"{method} + private-uploads(clip=1, noise=20)")
     cost = spent(noisy, STEPS, ff.Everyone(), clients=7, rounds=30, delta=1e-5)
     assert (cost.vectors, cost.rounds) == (vectors, 30)
-    assert exact_delta(cost.epsilon, 20 / math.sqrt(30 * vectors)) == pytest.approx(1e-5, rel=1e-3)
+    assert exact_delta(cost.epsilon, 20 / (2 * math.sqrt(30 * vectors))) == pytest.approx(1e-5, rel=1e-3)
 
 
 def test_epsilon_is_that_of_the_busiest_client():
@@ -211,7 +211,7 @@ def test_the_command_lines_of_the_page(tmp_path: Path, monkeypatch, capsys):
             assert "a client uploads update, control" in told.out
             epsilon = float(re.search(r"ε = ([\d.]+)", told.out)[1])
             rounds = int(re.search(r"each of (\d+) rounds", told.out)[1])
-            assert exact_delta(epsilon, 4 / math.sqrt(2 * rounds)) == pytest.approx(1e-5, rel=0.02)
+            assert exact_delta(epsilon, 4 / (2 * math.sqrt(2 * rounds))) == pytest.approx(1e-5, rel=0.02)
     (tmp_path / "plain.yaml").write_text("method: scaffold\n")
     monkeypatch.setattr(sys, "argv", ["fedflat", "privacy", "plain.yaml"])
     with pytest.raises(SystemExit) as stop:

@@ -1,8 +1,9 @@
 """What leaves a client, and how private that is: from the mechanisms' contracts, never from memory.
 
-With `private-uploads` every vector that leaves is clipped to C and carries noise of deviation σC. V vectors a round
-over T rounds are together one Gaussian mechanism with multiplier `σ/√(V T)`, whatever the rounds have to do with each
-other; its ε at a given δ is computed exactly (Balle and Wang 2018) by the library dp-accounting.
+With `private-uploads` every vector that leaves is clipped to C and carries noise of deviation σC. Other data in a
+client's place can move it by 2C at most. V vectors a round over T rounds are thus together one Gaussian mechanism
+with multiplier `σ/(2√(V T))`, whatever the rounds have to do with each other; its ε at a given δ is computed exactly
+(Balle and Wang 2018) by the library dp-accounting.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def spent(
         for client in participation.choose(index, clients, seed):
             counts[client] += 1
     most, vectors = max(counts), len(found.vectors)
-    epsilon = _epsilon(found.private.noise / math.sqrt(most * vectors), delta) if most else 0.0
+    epsilon = _epsilon(found.private.noise / (2 * math.sqrt(most * vectors)), delta) if most else 0.0
     return Spent(epsilon, delta, most, vectors)
 
 
