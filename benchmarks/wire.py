@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import tempfile
 import time
@@ -156,12 +157,12 @@ def over_superlink(size: int, rounds: int) -> dict[str, Any]:
             wait_for(lambda: process.poll() is not None, PATIENCE, lambda: link.everything("run"))
             total = time.perf_counter() - began
             rows = (Path(folder) / "runs" / "app" / "metrics.jsonl").read_text().splitlines()
-            listed = json.loads(link.flwr("list", "--format", "json"))
+            listed = link.flwr("list", "federation", "--format", "json")
         finally:
             link.close()
     seconds = [round(json.loads(row)["seconds"], 3) for row in rows]
     say(f"SuperLink, {size:,} parameters: {seconds}")
-    traffic = {key: value for key, value in listed["runs"][0].items() if "traffic" in key}
+    traffic = dict(re.findall(r'"([\w-]*bound[\w-]*)": "?(\d+)', listed))
     return {"nodes": NODES, "seconds": seconds, "total": round(total, 1), "traffic": traffic}
 
 

@@ -324,6 +324,25 @@ def test_a_node_that_says_it_is_somebody_else_is_left_out(tmp_path: Path, monkey
     assert any("node 5 is left out: it refused" in sentence for sentence in told)
 
 
+def test_a_node_that_never_says_who_it_is_delays_nobody(tmp_path: Path):
+    grid = grid_at(tmp_path)
+    grid.contexts[9] = grid.contexts[1]  # one more node
+    silent = [0]
+
+    def mute(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id == 9:
+            silent[0] += 1
+            return None
+        return reply
+
+    grid.tamper = mute
+    began = time.monotonic()
+    run = train("fedavg", grid, rounds=2)
+    assert time.monotonic() - began < 60  # it has two minutes to say it
+    assert silent[0]
+    assert [len(row["clients"]) for row in run.history] == [3, 3]
+
+
 # -- states on nodes, and going on -----------------------------------------------------------------
 
 

@@ -107,7 +107,7 @@ class Flower:
     ) -> Iterator[Upload | Missing]:
         """All at once, folded in the order of `clients`; nobody is waited for after the deadline."""
         self._end, self._round = time.monotonic() + self.patience.deadline, None
-        connected = self._nodes.connected(self._end)
+        connected = self._nodes.connected()
         answers: dict[int, Upload | Missing] = {
             client: Missing(client, "its node is not connected.")
             for client in clients
@@ -216,7 +216,7 @@ class Flower:
                 found[one.client] = answer
                 del asked[one.client]
         if any(one.message is None for one in asked.values()):
-            self._push(asked, self._nodes.connected(self._end))
+            self._push(asked, self._nodes.connected())
         if not found:
             time.sleep(min(self.patience.poll, max(0.0, self._end - time.monotonic())))
         return found

@@ -15,7 +15,7 @@ from .patience import Patience
 from .wire import Malformed, shown
 
 HELLO = 120.0
-"""Seconds that a node has to say which client it is; it is asked again in the next round."""
+"""Seconds that a node has to say which client it is; then it is asked again."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Nodes:
         """the node of a client"""
         self._facts: dict[int, Facts] = {}
         self._refused: set[int] = set()
+        self._asked: dict[str, tuple[int, float]] = {}
+        """who has been asked and has not answered, and until when that is waited for"""
 
     def wait(self) -> Facts:
         """Wait until enough clients are there, and say what their samples look like."""
@@ -45,7 +47,7 @@ class Nodes:
         end = time.monotonic() + self._patience.connect
         said = -1
         while True:
-            connected = self.connected(end)
+            connected = self.connected()
             if len(connected) >= needed:
                 say(logging.INFO, f"connected: {_listed(connected)}")
                 return self._common_facts()
@@ -60,27 +62,30 @@ class Nodes:
                 )
             time.sleep(self._patience.poll)
 
-    def connected(self, end: float) -> dict[int, int]:
-        """The nodes that are connected now, by client; those that are new are asked who they are, until `end`."""
+    def connected(self) -> dict[int, int]:
+        """The nodes that are connected now, by client. New ones are asked who they are, and not waited for."""
         online = set(self._grid.get_node_ids())
-        known = set(self._node.values()) | self._refused
-        if online - known:
-            self._greet(sorted(online - known), online, min(end, time.monotonic() + HELLO))
+        self._listen(online)
+        busy = {node for node, _ in self._asked.values()}
+        new = sorted(online - set(self._node.values()) - self._refused - busy)
+        if new:
+            asked = [
+                Message(RecordDict(), dst_node_id=node, message_type="query.hello", ttl=HELLO) for node in new
+            ]
+            until = time.monotonic() + HELLO
+            for message, node in zip(self._grid.push_messages(asked), new, strict=False):
+                self._asked[message] = node, until
         return {client: node for client, node in sorted(self._node.items()) if node in online}
 
-    def _greet(self, new: list[int], online: set[int], end: float) -> None:
-        left = max(1.0, end - time.monotonic())
-        asked = [
-            Message(RecordDict(), dst_node_id=node, message_type="query.hello", ttl=left) for node in new
-        ]
-        waiting = dict(zip(self._grid.push_messages(asked), new, strict=False))
-        while waiting and time.monotonic() < end:
-            for reply in self._grid.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    self._introduce(node, reply, online)
-            if waiting:
-                time.sleep(self._patience.poll)
+    def _listen(self, online: set[int]) -> None:
+        """Hear who has answered by now; who has not in time will be asked again."""
+        if self._asked:
+            for reply in self._grid.pull_messages(list(self._asked)):
+                found = self._asked.pop(reply.metadata.reply_to_message_id, None)
+                if found is not None:
+                    self._introduce(found[0], reply, online)
+        now = time.monotonic()
+        self._asked = {message: asked for message, asked in self._asked.items() if asked[1] > now}
 
     def _introduce(self, node: int, reply: Message, online: set[int]) -> None:
         try:
