@@ -183,7 +183,7 @@ class RunDirectory:
             while line:
                 line = line[self._metrics.write(line) :]
         for sentence in row.get("rejected", ()):
-            self.log(f"upload refused: {sentence}")
+            self.log(f"left out: {sentence}")
         for sentence in row.get("clipped", ()):
             self.log(f"upload clipped: {sentence}")
 
