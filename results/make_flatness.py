@@ -24,6 +24,8 @@ from fedflat.experiments.running import experiment_of
 from fedflat.rundirectory import read_metrics
 
 HERE = Path(__file__).parent
+CHANCE = 0.5
+"""Below this accuracy a method has not learned, and is no evidence for or against flatness."""
 STORE = HERE / "fashion-flatness.json"
 ROWS = {
     "sharpness": "sharpness, ρ 0.05",
@@ -77,6 +79,7 @@ def page(found: dict[str, Any]) -> str:
     """Measures down, methods across, the most accurate first."""
     methods = sorted(found, key=lambda name: -found[name]["accuracy"])
     accuracy = [found[name]["accuracy"] for name in methods]
+    learned = [number for number, value in enumerate(accuracy) if value > CHANCE]
     lines = [
         (HERE / "fashion-flatness-head.md").read_text(),
         "| | " + " | ".join(methods) + " | rank correlation with accuracy |",
@@ -90,7 +93,7 @@ def page(found: dict[str, Any]) -> str:
         values = [found[name]["numbers"].get(key) for name in methods]
         if any(value is None for value in values):
             continue
-        related = spearman(values, accuracy)
+        related = spearman([values[n] for n in learned], [accuracy[n] for n in learned])
         shown = [f"{value:.3g}" for value in values]
         lines.append(f"| {title} | " + " | ".join(shown) + f" | {related:+.2f} |")
     lines.append((HERE / "fashion-flatness-tail.md").read_text())
