@@ -415,6 +415,7 @@ def test_watch_prints_its_address_and_ends_with_ctrl_c(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )
     assert process.stdout is not None
     line = process.stdout.readline()

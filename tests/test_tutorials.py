@@ -34,8 +34,8 @@ def run_page(tmp_path_factory) -> Any:
 
     def run(page: str) -> dict[str, Any]:
         if page not in namespaces:
-            names: dict[str, Any] = {"__name__": page}
             place = tmp_path_factory.mktemp("tutorial")
+            names: dict[str, Any] = {"__name__": page, "__file__": str(place / page)}
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(place)
                 patch.setattr(tempfile, "tempdir", str(place))

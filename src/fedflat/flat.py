@@ -33,7 +33,8 @@ def inverse_norm(vector: Tensor) -> float:
 def cosine(a: Tensor, b: Tensor) -> float | None:
     """The cosine between two vectors; None where one of them is zero."""
     scale = inverse_norm(a) * inverse_norm(b)
-    return torch.dot(a, b).item() * scale if scale else None
+    # not torch.dot: its last bits depend on where in memory the vectors lie, which a resumed run need not repeat
+    return torch.sum(a * b).item() * scale if scale else None
 
 
 Gradients = tuple[Tensor | None, ...]

@@ -62,7 +62,7 @@ class UpdateSums:
         whole, units = self._known()
         total, number = _square(whole), self.directed
         pairs, somewhere = number * (number - 1), total > SMALLEST_NORM**2
-        along = torch.dot(units, whole).item()
+        along = torch.sum(units * whole).item()
         return Drift(
             diversity=self.squares / total if somewhere else None,
             cosine=(_square(units) - number) / pairs if pairs else None,
@@ -80,4 +80,4 @@ class UpdateSums:
 
 
 def _square(vector: Tensor) -> float:
-    return torch.dot(vector, vector).item()
+    return torch.linalg.vector_norm(vector).item() ** 2
