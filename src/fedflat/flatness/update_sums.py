@@ -80,4 +80,4 @@ class UpdateSums:
 
 
 def _square(vector: Tensor) -> float:
-    return torch.linalg.vector_norm(vector).item() ** 2
+    return float(torch.linalg.vector_norm(vector).item()) ** 2
