@@ -304,8 +304,11 @@ def test_surfaces_turn_together(page):
     for eye in after[1:]:
         assert [eye[axis] for axis in "xyz"] == pytest.approx([after[0][axis] for axis in "xyz"], abs=1e-3)
     page.locator("#surfaces .chart").nth(1).focus()
-    page.keyboard.press("ArrowLeft")
-    until(page, f"({TURNED_ALIKE})({after[0]['x']})")
+    for _ in range(20):
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_timeout(3000)
+        if page.evaluate(f"({TURNED_ALIKE})({after[0]['x']})"):
+            break
     turned = page.evaluate(eyes)
     assert abs(turned[0]["x"] - after[0]["x"]) > 0.02
     assert turned[0]["x"] == pytest.approx(turned[2]["x"], abs=1e-3)
