@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from IPython.core.formatters import DisplayFormatter
 from matplotlib.colors import to_hex
 from torch import nn
 
@@ -643,6 +644,21 @@ def test_files_open_have_their_size_and_are_the_same_every_time(tmp_path):
     for name, before in (("a.svg", svg), ("a.pdf", pdf)):
         assert figures.save(draw("one"), tmp_path / name).read_bytes() == before
     assert b"CreationDate" not in pdf and b"<dc:date>" not in svg
+
+
+def test_notebooks_show_figures_by_themselves():
+    history = [row(index, 0.1 * index) for index in range(3)]
+    square = Landscape((np.linspace(-1, 1, 3),) * 2, {"A": {"train": np.arange(9.0).reshape(3, 3)}})
+    federation = ff.Federation([(torch.zeros(2, 1), torch.tensor([0, 1]))])
+    drawn = [
+        figures.learning_curves({"A": history}),
+        figures.surfaces(square),
+        figures.partitions(federation),
+    ]
+    for figure in drawn:
+        shown, _ = DisplayFormatter().format(figure)  # fresh: nothing has said %matplotlib inline
+        width = int.from_bytes(shown["image/png"][16:20], "big")
+        assert width == pytest.approx(144 * figure.get_figwidth(), abs=1)
 
 
 def test_files_that_cannot_be_written(tmp_path):
