@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..composition import as_method
+from ..composition import MethodLike, as_method
 from ..data.federation import Federation
 from ..flat import FlatModel
 from ..local import LocalSGD, LocalTraining, LossFunction
 from ..messages import Upload
-from ..method import Method
 from ..server import Server
 from .clients import choose, fitting
 
@@ -22,7 +21,7 @@ def local_round(
     model: nn.Module | FlatModel,
     federation: Federation,
     local: LocalSGD | None = None,
-    method: str | Method = "fedavg",
+    method: MethodLike = "fedavg",
     clients: Sequence[int] | None = None,
     weighting: str = "samples",
     seed: int = 0,

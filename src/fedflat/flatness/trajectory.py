@@ -7,13 +7,12 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..composition import as_method
+from ..composition import MethodLike, as_method
 from ..data.federation import Shard
 from ..flat import FlatModel
 from ..local import LocalSGD, LocalTraining, LossFunction
 from ..mechanism import Value
 from ..messages import Download
-from ..method import Method
 
 
 class _Recorder(LocalTraining):
@@ -30,7 +29,7 @@ def local_trajectory(
     model: nn.Module | FlatModel,
     client: int,
     data: Shard,
-    method: str | Method,
+    method: MethodLike,
     local: LocalSGD,
     received: Mapping[str, Value] | None = None,
     state: Mapping[str, Tensor] | None = None,
