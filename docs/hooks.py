@@ -19,7 +19,7 @@ REFERENCE = {
     "training": ("Training", ("training", "local", "participation", "engines", "errors", "federation")),
     "data": ("Data", ("data",)),
     "methods": ("Methods", ("method", "methods", "composition")),
-    "mechanisms": ("Mechanisms", ("mechanism", "mechanisms")),
+    "mechanisms": ("Mechanisms", ("mechanism", "mechanisms", "messages", "server")),
     "flatness": ("Flatness", ("flat", "flatness")),
     "figures": ("Figures", ("figures",)),
     "other": ("Other names", ()),

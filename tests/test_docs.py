@@ -100,6 +100,13 @@ def test_the_hooks_are_all_described():
     assert set(hooks) - {"server_state"} <= set(re.findall(r"\w+", drawn))
 
 
+def test_what_hooks_are_given_has_a_public_name():
+    hooks = [hook for name, hook in vars(ff.Mechanism).items() if inspect.isfunction(hook) and name[0] != "_"]
+    written = " ".join(str(said) for hook in hooks for said in inspect.get_annotations(hook).values())
+    given = set(re.findall(r"[A-Z]\w+", written)) - {"None", "Mapping", "Tensor", "Value"}
+    assert {"Local", "Server", "Step", "Upload"} <= given <= set(ff.__all__)
+
+
 def test_the_command_lines_of_the_quick_start_work(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (lines,) = blocks("quick-start.md", "sh")

@@ -60,7 +60,7 @@ from .flatness.trace import hessian_trace as hessian_trace
 from .flatness.trajectory import local_trajectory as local_trajectory
 from .flatness.update_sums import Drift as Drift, UpdateSums as UpdateSums
 from .flatness.worst_case import WorstCase as WorstCase, worst_case_sharpness as worst_case_sharpness
-from .local import LocalSGD as LocalSGD
+from .local import Local as Local, LocalSGD as LocalSGD, Step as Step
 from .mechanism import (
     Contract as Contract,
     Correction as Correction,
@@ -92,6 +92,7 @@ from .mechanisms import (
     TargetAscent as TargetAscent,
     TrajectoryLoss as TrajectoryLoss,
 )
+from .messages import Upload as Upload
 from .method import Method as Method
 from .methods import (
     METHODS as METHODS,
@@ -128,6 +129,7 @@ from .participation import (
     Schedule as Schedule,
     Uniform as Uniform,
 )
+from .server import Server as Server
 from .training import Round as Round, Run as Run, train as train
 
 __version__: str
