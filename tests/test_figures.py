@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from IPython.core.formatters import DisplayFormatter
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from torch import nn
 
@@ -366,6 +367,22 @@ def test_surfaces_share_their_axes():
     line = Landscape((np.arange(3.0),), {"m": {"train": np.arange(3.0)}})
     with pytest.raises(FedflatError, match="two dimensions"):
         figures.surfaces(line)
+
+
+@pytest.mark.parametrize("highest", [0.02, 2.4, 50.0])
+@pytest.mark.parametrize("models", [1, 3])
+def test_what_the_height_is_stands_beside_its_numbers(models, highest):
+    axis = np.linspace(-1, 1, 5)
+    losses = highest * (axis[:, None] ** 2 + axis[None] ** 2) / 2
+    figure = figures.surfaces(Landscape((axis, axis), {str(n): {"train": losses} for n in range(models)}))
+    figure.axes[0].tick_params("z", labelcolor="red")
+    figure.axes[0].zaxis.label.set_color("blue")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    red, green, blue = np.moveaxis(np.asarray(canvas.buffer_rgba(), dtype=int)[..., :3], -1, 0)
+    numbers = ((red > 200) & (green < 60) & (blue < 60)).any(axis=0).nonzero()[0]
+    label = ((blue > 200) & (green < 60) & (red < 60)).any(axis=0).nonzero()[0]
+    assert numbers.max() + 2 < label.min() < label.max() < len(blue[0]) - 2
 
 
 def test_losses_that_are_not_finite_are_holes_and_a_plain_is_a_picture():

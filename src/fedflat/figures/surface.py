@@ -77,7 +77,7 @@ def surfaces(
             one.tick_params(pad=-2.5, labelsize=6)
             one.set_xlabel("direction 1", labelpad=-9)
             one.set_ylabel("direction 2", labelpad=-9)
-            one.set_zlabel("loss", labelpad=-8)
+            one.set_zlabel("loss", labelpad=-4)
             one.view_init(elev=28, azim=-60)
             one.set_box_aspect((1, 1, 0.8), zoom=0.95)
         name_panels(every, titles, int(15 * side))
