@@ -201,6 +201,18 @@ def test_the_site_has_all_pages(site):
     assert (site / "benchmarks.html").exists()
 
 
+def test_examples_are_pages_with_their_code_and_pictures(site, pages):
+    for example in [*(ROOT / "examples").glob("*.py"), *(ROOT / "examples").glob("*.ipynb")]:
+        path = site / "examples" / f"{example.stem}.html"
+        text = example.read_text("utf-8")
+        assert "fedflat" in re.sub(r"<[^>]+>", "", path.read_text("utf-8"))
+        drawn = [load for load in pages[path].loads if load.startswith(example.stem)]
+        assert len(drawn) == text.count('"image/png"')
+        assert all((path.parent / picture).read_bytes().startswith(b"\x89PNG") for picture in drawn)
+    titles = re.findall(r"<h1[^>]*>(.*?)<", (site / "examples" / "same_bits.html").read_text("utf-8"))
+    assert titles == ["Does it matter where clients run?"]
+
+
 def test_the_reference_has_every_public_name(pages):
     reference = set().union(*(page.anchors for path, page in pages.items() if path.parent.name == "api"))
     named = {part for anchor in reference if anchor.startswith("fedflat.") for part in anchor.split(".")}
