@@ -94,6 +94,11 @@ class Contract:
     before: tuple[str, ...] = ()
     """mechanisms that must stand after this one, if they are there at all"""
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                raise FedflatError(f"Contract: write {name}=({value!r},), a tuple of names, not {value!r}.")
+
 
 def number(
     *,
