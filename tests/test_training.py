@@ -537,12 +537,26 @@ def test_without_a_test_set_nothing_is_evaluated():
         ({"method": "fedsamm"}, "Did you mean 'fedsam'"),
         ({"rounds": 0}, "rounds=0"),
         ({"eval_every": 0}, "eval_every=0"),
+        ({"local": 0.1}, r"^local must be the clients' optimiser, such as LocalSGD\(lr=0.1\), not 0.1.$"),
+        ({"model": nn.Linear}, r"^model must be a name or a module, .* Make one of it: Linear\(\)\.$"),
+        ({"model": 3}, r"^model must be a name or a module, not 3\.$"),
+        ({"method": ff.fedsam}, r"^fedsam is not a method yet; call it: fedsam\(\)\.$"),
+        ({"method": [ff.LocalAscent]}, r"^LocalAscent is not a method yet; call it: LocalAscent\(\)\.$"),
+        ({"participation": [0, 1]}, r"^participation must be a number of clients, .* not \[0, 1\]\.$"),
+        ({"resume": True}, r"^resume=True: name the directory"),
     ],
     ids=str,
 )
 def test_impossible_arguments(wrong, complaint):
     with pytest.raises(ff.FedflatError, match=complaint):
         ff.train(ff.Federation(problem()[0]), **{"rounds": 1, **wrong})
+
+
+def test_python_can_answer_a_mistyped_name_with_the_nearest():
+    with pytest.raises(AttributeError, match="'fedflat' has no attribute 'fedsamm'") as caught:
+        ff.fedsamm  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("fedsamm", ff)
+    assert "fedsam" in dir(ff)
 
 
 # -- bad uploads ---------------------------------------------------------------------------------------
