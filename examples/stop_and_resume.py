@@ -49,7 +49,7 @@ def main(rounds: int, place: Path) -> None:
     print("Same bits as without the interruption:", torch.equal(resumed.server.w, smooth.server.w))
 
     # All of it is in plain files.
-    rows = [json.loads(line) for line in (place / "metrics.jsonl").open()]
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     print(f"{len(rows)} rounds in metrics.jsonl, the last with accuracy {rows[-1]['accuracy']:.1%}")
     weights = load_file(place / "model.safetensors")
     print("model.safetensors:", ", ".join(f"{name} {tuple(value.shape)}" for name, value in weights.items()))
