@@ -31,6 +31,8 @@ from .method import Method
 from .randomness import generator, torch_seeded
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+Pieces = list[Tensor] | tuple[Tensor, ...]
+"""A flat vector as one tensor per parameter."""
 
 
 @dataclass(frozen=True)
@@ -132,24 +134,35 @@ class Step:
 
     @property
     def point(self) -> Tensor:
-        """Where the gradient will be taken: the iterate plus the shifts so far."""
+        """Where the gradient will be taken: the iterate plus the shifts so far; read it, never write it."""
         self.settle()
         return self.local.model.vector
 
-    def move(self, vector: Tensor, scale: float = 1.0) -> None:
-        """Move the point by `scale * vector`."""
-        if self._moved:
-            self.local.model.vector.add_(vector, alpha=scale)
+    def move(self, vector: Tensor, scale: float = 1.0, times: Tensor | None = None) -> None:
+        """Move the point by `scale * vector`, or by `scale * times * vector`, entry by entry."""
+        away = self._training.away
+        at = away if self._moved else self.w
+        if times is None:
+            torch.add(at, vector, alpha=scale, out=away)
         else:
-            torch.add(self.w, vector, alpha=scale, out=self.local.model.vector)
-            self._moved = True
+            torch.addcmul(at, vector, times, value=scale, out=away)
+        self._moved = True
+
+    def move_pieces(self, pieces: Pieces, scale: float) -> None:
+        """Move the point by `scale` times a vector that is given as one tensor per parameter."""
+        away = self._training.away_views
+        at = away if self._moved else self._training.w_views
+        for here, piece, there in zip(at, pieces, away, strict=True):
+            torch.add(here, piece, alpha=scale, out=there)
+        self._moved = True
 
     def settle(self) -> None:
-        """Make the model stand at the point even if no shift has moved it."""
-        if not self._moved:
-            if self.local.model.vector is not self.w:
-                self.local.model.vector.copy_(self.w)
-            self._moved = True
+        """Let the model stand at the point: on the iterate itself, where no shift has moved it."""
+        training = self._training
+        if self._moved:
+            self.local.model.stand_on(training.away, training.away_views)
+        else:
+            self.local.model.stand_on(training.w, training.w_views)
 
     def gradient(self) -> Tensor:
         """The gradient at the point, on this step's batch: one more forward and backward pass."""
@@ -159,7 +172,7 @@ class Step:
         self.local.model.write(gradients, self._training.first_views)
         return self.first
 
-    def gradient_pieces(self) -> list[Tensor] | tuple[Tensor, ...]:
+    def gradient_pieces(self) -> Pieces:
         """The gradient at the point, on this step's batch, one tensor per parameter: one more pass each way."""
         self.settle()
         gradients, _ = self._training.differentiate(self)
@@ -173,7 +186,7 @@ class Step:
         gradient = self.gradient_pieces()
         if normalize:
             length *= inverse_norm(torch.stack(torch._foreach_norm(gradient)))
-        torch._foreach_add_(self._training.model_views, gradient, alpha=length)
+        self.move_pieces(gradient, length)
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with other weights, constant in this round, on this step's batch.
@@ -222,14 +235,15 @@ class LocalTraining:
         """all corrections of this round in one, where they are alike in every step"""
         self.drift: Tensor | None = None
         """its vectors, summed and scaled by −η"""
-        # Without shifts the iterate lives in the model itself; with them it is kept beside the model,
-        # whose vector then is only the place where gradients are taken: nothing is ever restored.
-        self.w = torch.empty_like(model.vector) if self.shifts else model.vector
+        # Without shifts the iterate is the model's own vector; with them it is kept beside, and that vector is only
+        # where points away from the iterate are: nothing is ever restored.
+        self.away = model.vector
+        self.w = torch.empty_like(self.away) if self.shifts else self.away
         self.direction, self.first = torch.empty_like(self.w), torch.empty_like(self.w)
         self.direction_views = model.split(self.direction)
         self.first_views = model.split(self.first)
         self.w_views = model.split(self.w)
-        self.model_views = model.split(model.vector)
+        self.away_views = model.split(self.away)
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
         self.momentum_views = None if self.momentum is None else model.split(self.momentum)
         self.local = Local(model, self.w)
@@ -251,6 +265,8 @@ class LocalTraining:
                 f"client {client}, round {download.round}: training failed in step {self.step.index} on inputs "
                 f"of shape {tuple(self.step.inputs.shape)}: {reason}"
             ) from problem
+        finally:
+            self.model.stand_on(self.away, self.away_views)
 
     def _run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
         local = self.local
