@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import fedflat as ff
 from fedflat.allocator import keep_memory
 from fedflat.flat import FlatModel
-from fedflat.local import LocalTraining
+from fedflat.local_training import LocalTraining
 from fedflat.messages import Download
 from fedflat.models import build_model
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fedflat as ff
 from fedflat.engines.inprocess import InProcess
-from fedflat.local import LocalTraining
+from fedflat.local_training import LocalTraining
 from fedflat.messages import Download, Upload
 from fedflat.server import RejectedUpload, Server
 

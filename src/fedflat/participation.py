@@ -92,3 +92,12 @@ class Schedule:
     def choose(self, round: int, clients: int, seed: int) -> list[int]:
         """As given, in ascending order."""
         return sorted(self.rounds[round])
+
+
+def as_participation(given: Participation | int | None) -> Participation:
+    """Who takes part: a number n is `Uniform(n)`, None is `Everyone()`."""
+    if isinstance(given, bool | float):
+        raise FedflatError(f"participation={given}: give a number of clients, or Bernoulli(0.1).")
+    if given is None:
+        return Everyone()
+    return Uniform(given) if isinstance(given, int) else given

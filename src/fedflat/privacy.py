@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import FedflatError, MissingExtra
-from .local import LocalSGD
+from .local_sgd import LocalSGD
 from .mechanisms import PrivateUploads
 from .method import Method
 from .participation import Participation

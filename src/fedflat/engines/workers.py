@@ -25,7 +25,7 @@ from ..allocator import keep_memory
 from ..data.federation import Federation
 from ..errors import FedflatError
 from ..evaluation import BatchScore, Score, batches_in, score_batches, total_score
-from ..local import LocalTraining
+from ..local_training import LocalTraining
 from ..messages import Download, Upload
 from . import Job
 from .arena import Arena, Plan

@@ -20,7 +20,7 @@ from ..data.partitions.text import partition_from_parts
 from ..data.standin import SHAPES, stand_in
 from ..engines.ray import Ray
 from ..errors import FedflatError, nearest
-from ..local import LocalSGD
+from ..local_sgd import LocalSGD
 from ..models import model_names
 from ..participation import Bernoulli, Everyone, Participation, Schedule, Uniform
 from .experiment import Experiment, LocalSection

@@ -16,9 +16,10 @@ from ..composition import as_method
 from ..data.federation import Federation
 from ..engines import Engine
 from ..errors import FedflatError
+from ..round import Round
 from ..rundirectory import read_metrics, read_settings
 from ..trackers import Trackers
-from ..training import Round, Run, train
+from ..training import Run, train
 from ..usual import USUAL
 from .building import make_federation, make_participation, make_ray, make_sgd
 from .experiment import Experiment

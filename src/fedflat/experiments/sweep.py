@@ -19,7 +19,7 @@ from .experiment import Experiment
 from .reading import Lines, changed, make_experiment, unchanged
 
 if TYPE_CHECKING:
-    from ..training import Round
+    from ..round import Round
 
 POLL = 0.2
 """Seconds between looks at whether to stop."""

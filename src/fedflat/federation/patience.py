@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..mechanism import check_parameters, choice, number
+from ..parameters import check_parameters, choice, number
 
 
 @dataclass(frozen=True)

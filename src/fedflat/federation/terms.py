@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import FedflatError
-from ..local import LocalSGD
+from ..local_sgd import LocalSGD
 from ..method import Method
 
 FORMAT = 1

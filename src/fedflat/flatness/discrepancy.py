@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.federation import Federation
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LocalSGD, LossFunction
+from ..local_sgd import LocalSGD
 from ..method import Method
 from .client_sharpness import ClientSharpness
 from .clients import choose, fitting

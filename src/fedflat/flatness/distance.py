@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..data.federation import Federation
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LocalSGD, LossFunction
+from ..local_sgd import LocalSGD
 from ..method import Method
 from .clients import choose
 from .local_round import local_round

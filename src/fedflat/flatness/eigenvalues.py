@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError, MissingExtra
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LossFunction
 from ..randomness import generator
 from .directions import gaussian
 from .estimate import at_least

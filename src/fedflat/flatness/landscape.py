@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LossFunction
 from .directions import gaussian
 from .points import Point, losses_at
 from .surface import Surface

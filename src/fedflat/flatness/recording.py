@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..data.federation import Federation
 from ..errors import FedflatError, nearest
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LossFunction
 from ..messages import Upload
 from ..server import Server
 from . import MEASURES

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Correction, Mechanism, number
+from ..mechanism import Contract, Correction, Mechanism
+from ..parameters import number
 from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:

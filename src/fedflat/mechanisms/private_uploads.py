@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..mechanism import Mechanism, number
+from ..mechanism import Mechanism
+from ..parameters import number
 from ..randomness import key
 from ..slots import memory
 
