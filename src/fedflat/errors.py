@@ -1,9 +1,10 @@
-"""The one exception that reaches a person: a sentence that names the thing, the place and the remedy."""
+"""Mistakes as sentences that name the thing, the place and the remedy."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedflatError(ValueError):
@@ -27,3 +28,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f" Did you mean '{close[0]}'?"
     return f" Known: {', '.join(known)}."
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn what the system says into a sentence."""
+    try:
+        yield
+    except OSError as problem:
+        raise FedflatError(f"{what}: {problem.strerror or problem}.") from problem

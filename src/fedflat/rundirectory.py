@@ -29,8 +29,9 @@ from torch import nn
 
 from .checkpoint import read_checkpoint, write_checkpoint
 from .environment import environment
-from .errors import FedflatError
-from .files import Lock, explained, replace_file, sync_directory
+from .errors import FedflatError, explained
+from .files import replace_file, sync_directory
+from .lock import Lock
 from .server import Server
 from .store import ClientStore
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import FedflatError, nearest
-from .files import explained, replace_file
+from .errors import FedflatError, explained, nearest
+from .files import replace_file
 
 FORMAT = 1
 """Raise it when tables or slots change."""

@@ -10,8 +10,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import FedflatError
-from . import comparing, drawing, federating, listing, measuring, papers, reporting, running, sweeping  # noqa: F401  (importing them adds their commands)
-from .options import app, console
+from . import (  # noqa: F401  (importing them adds their commands)
+    comparing,
+    drawing,
+    federating,
+    listing,
+    measuring,
+    papers,
+    privacy,
+    reporting,
+    running,
+    sweeping,
+    tuning,
+)
+from .app import app, console
 
 
 @app.callback(invoke_without_command=True)

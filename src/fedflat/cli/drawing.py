@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import FedflatError
-from .options import DataDirectory, app, console
+from .app import app, console
+from .options import DataDirectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..experiments.experiment import NATURAL
-from .options import PARTITION_HELP, ClientColumn, Clients, DataDirectory, Download, Target, app, console
+from .app import app, console
+from .options import PARTITION_HELP, ClientColumn, Clients, DataDirectory, Download, Target
 
 
 @app.command()
@@ -156,3 +158,11 @@ def _parameters(maker: Any) -> str:
 
 def _first_line(thing: Any) -> str:
     return (thing.__doc__ or "").strip().split("\n")[0]
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of experiment files; editors complete keys with it."""
+    from ..experiments.experiment import Experiment
+
+    print(json.dumps(Experiment.model_json_schema(), indent=2))

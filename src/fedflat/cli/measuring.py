@@ -12,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import FedflatError
-from .options import DataDirectory, app, console
+from .app import app, console
+from .options import DataDirectory
 
 if TYPE_CHECKING:
     from ..experiments.model_of import TrainedModel

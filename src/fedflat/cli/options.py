@@ -1,29 +1,13 @@
-"""Options that several commands share, and the console."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..usual import USUAL
-
-PIPE_WIDTH = 120
-"""Columns of a table that goes into a file or a pipe."""
-
-console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-app = typer.Typer(
-    name="fedflat",
-    help="Sharpness-aware federated learning: train one model across many clients so that it lands in a "
-    "flat minimum of the global loss.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
 def usually(what: str) -> str:
@@ -60,4 +44,8 @@ Target = Annotated[str | None, typer.Option(help="For a csv or Parquet file: the
 ClientColumn = Annotated[
     str | None,
     typer.Option(help="For a csv or Parquet file: the column that says whose row it is (use by-user)."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another value for any key of the experiment, such as local.lr=0.05."),
 ]

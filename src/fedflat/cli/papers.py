@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import FedflatError
-from .options import app, console
-from .running import Set
+from .app import app, console
+from .options import Set
 from .sweeping import GridProgress, _seeds
 
 if TYPE_CHECKING:

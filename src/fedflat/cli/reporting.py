@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import app, console
+from .app import app, console
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")]
 Last = Annotated[int, typer.Option(help="Accuracy is the mean of so many last tests.", min=1)]

@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .options import app, console
-from .running import Set
+from .app import app, console
+from .options import Set
 
 if TYPE_CHECKING:
     from ..experiments.sweep import Cell

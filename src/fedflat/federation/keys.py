@@ -12,8 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FedflatError, MissingExtra
-from ..files import explained
+from ..errors import FedflatError, MissingExtra, explained
 
 if TYPE_CHECKING:
     from cryptography import x509

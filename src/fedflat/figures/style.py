@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FedflatError, MissingExtra, nearest
-from ..files import explained
+from ..errors import FedflatError, MissingExtra, explained, nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,8 @@ from typing import Any
 
 import yaml
 
-from ..errors import FedflatError
+from ..errors import FedflatError, explained
 from ..experiments.compare import describe
-from ..files import explained
 from ..rundirectory import FORMAT, read_metrics, read_settings
 
 FILES = ("run.json", "metrics.jsonl", "experiment.yaml", "flatness.json", "landscape.json")
