@@ -10,19 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import FedflatError
-from . import (  # noqa: F401  (importing them adds their commands)
-    comparing,
-    drawing,
-    federating,
-    listing,
-    measuring,
-    papers,
-    privacy,
-    reporting,
-    running,
-    sweeping,
-    tuning,
-)
+
+# Importing them adds their commands, in the order of the help.
+# isort: off
+from . import running, sweeping, tuning  # noqa: F401
+from . import comparing, measuring, drawing, reporting  # noqa: F401
+from . import papers, listing, federating, privacy  # noqa: F401
+
+# isort: on
 from .app import app, console
 
 

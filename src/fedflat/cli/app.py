@@ -10,6 +10,10 @@ from rich.console import Console
 PIPE_WIDTH = 120
 """Columns of a table that goes into a file or a pipe."""
 
+TRAIN, LOOK, PAPERS = "Train", "Compare and look", "The papers' experiments"
+THERE_IS, FEDERATIONS = "What there is", "Real federations"
+"""How `fedflat --help` groups commands."""
+
 console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
 app = typer.Typer(
     name="fedflat",

@@ -9,10 +9,10 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .app import app, console
+from .app import LOOK, app, console
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")],
     last: Annotated[int, typer.Option(help="Accuracy is the mean of so many last tests.", min=1)] = 10,

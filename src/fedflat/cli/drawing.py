@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import FedflatError
-from .app import app, console
+from .app import LOOK, app, console
 from .options import DataDirectory
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ figure = typer.Typer(
     help="Draw runs: learning curves, flatness, landscapes and the papers' other figures, as png, svg or pdf.",
     no_args_is_help=True,
 )
-app.add_typer(figure, name="figure")
+app.add_typer(figure, name="figure", rich_help_panel=LOOK)
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write: .png, .svg or .pdf.")]

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from .app import app, console
+from .app import FEDERATIONS, app, console
 
 federate = typer.Typer(
     help="Set up a real federation over Flower, whose data stays on its nodes.", no_args_is_help=True
 )
-app.add_typer(federate, name="federate")
+app.add_typer(federate, name="federate", rich_help_panel=FEDERATIONS)
 
 
 @federate.command("init")

@@ -12,11 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..experiments.experiment import NATURAL
-from .app import app, console
+from .app import THERE_IS, app, console
 from .options import PARTITION_HELP, ClientColumn, Clients, DataDirectory, Download, Target
 
 
-@app.command()
+@app.command(rich_help_panel=THERE_IS)
 def split(
     dataset: Annotated[
         str, typer.Argument(help="A dataset by name, a csv or Parquet file, a folder of images.")
@@ -53,7 +53,7 @@ def split(
         console.print(f"Drawn to {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command("datasets")
+@app.command("datasets", rich_help_panel=THERE_IS)
 def list_datasets(data: DataDirectory = None) -> None:
     """List the datasets known by name, the files each is read from, and whether it is on this machine."""
     from ..data.catalogue import SOURCES
@@ -67,7 +67,7 @@ def list_datasets(data: DataDirectory = None) -> None:
         console.print(f"    {source.forms}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command("models")
+@app.command("models", rich_help_panel=THERE_IS)
 def list_models() -> None:
     """List the models known by name."""
     from ..models import describe_model, model_names
@@ -79,7 +79,7 @@ def list_models() -> None:
         )
 
 
-@app.command("methods")
+@app.command("methods", rich_help_panel=THERE_IS)
 def list_methods(
     name: Annotated[str | None, typer.Argument(help="Show one method in detail.")] = None,
 ) -> None:
@@ -117,7 +117,7 @@ def list_methods(
     )
 
 
-@app.command("mechanisms")
+@app.command("mechanisms", rich_help_panel=THERE_IS)
 def list_mechanisms() -> None:
     """List the mechanisms that methods are composed of, with their parameters."""
     from .. import methods as _  # noqa: F401  (importing them registers the mechanisms)
@@ -160,7 +160,7 @@ def _first_line(thing: Any) -> str:
     return (thing.__doc__ or "").strip().split("\n")[0]
 
 
-@app.command()
+@app.command(rich_help_panel=THERE_IS)
 def schema() -> None:
     """Print the JSON schema of experiment files; editors complete keys with it."""
     from ..experiments.experiment import Experiment

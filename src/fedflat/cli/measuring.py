@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import FedflatError
-from .app import app, console
+from .app import LOOK, app, console
 from .options import DataDirectory
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ BASIC = ("sharpness", "client-sharpness", "worst-case", "eigenvalues")
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")]
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def flatness(
     runs: Runs,
     measure: Annotated[
@@ -78,7 +78,7 @@ def flatness(
     console.print(f"Kept in flatness.json of {'the run' if len(rows) == 1 else 'each run'}.", style="dim")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def landscape(
     runs: Runs,
     part: Annotated[

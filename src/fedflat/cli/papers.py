@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import FedflatError
-from .app import app, console
+from .app import PAPERS, app, console
 from .options import Set
 from .sweeping import GridProgress, _seeds
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..experiments.sweep import Cell
 
 
-@app.command("papers")
+@app.command("papers", rich_help_panel=PAPERS)
 def list_papers(
     paper: Annotated[
         str | None, typer.Argument(help="Only this one: fedgmt, fedwmsam, fednsam, fedgf.")
@@ -47,7 +47,7 @@ def list_papers(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 def reproduce(
     preset: Annotated[str, typer.Argument(help="Such as fedwmsam/table1; `fedflat papers` lists them.")],
     cells: Annotated[

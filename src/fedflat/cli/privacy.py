@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import app, console
+from .app import FEDERATIONS, app, console
 from .options import Set
 
 if TYPE_CHECKING:
     from ..experiments.experiment import Experiment
 
 
-@app.command("privacy")
+@app.command("privacy", rich_help_panel=FEDERATIONS)
 def privacy(
     file: Annotated[Path, typer.Argument(help="An experiment file (.yaml or .toml).")],
     delta: Annotated[float, typer.Option(help="The δ of (ε, δ); well below 1 / clients.")] = 1e-5,

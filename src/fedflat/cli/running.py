@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import FedflatError
-from .app import app, console
+from .app import TRAIN, app, console
 from .options import PARTITION_HELP, ClientColumn, Clients, DataDirectory, Download, Set, Target, usually
 from .training import train_all
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEMO = ("fedgmt", "fedavg", "fedsam")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def run(
     file: Annotated[
         Path | None, typer.Argument(help="An experiment file (.yaml or .toml); options change it.")
@@ -202,7 +202,7 @@ def run(
         console.print(f"\nWritten to {out}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of an interrupted run.")],
     rounds: Annotated[

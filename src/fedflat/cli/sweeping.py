@@ -9,14 +9,14 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .app import app, console
+from .app import TRAIN, app, console
 from .options import Set
 
 if TYPE_CHECKING:
     from ..experiments.sweep import Cell
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def sweep(
     file: Annotated[Path, typer.Argument(help="An experiment file (.yaml or .toml).")],
     method: Annotated[

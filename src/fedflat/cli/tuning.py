@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import app, console
+from .app import TRAIN, app, console
 from .options import Set
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def tune(
     file: Annotated[Path, typer.Argument(help="An experiment file (.yaml or .toml).")],
     vary: Annotated[
