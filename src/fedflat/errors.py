@@ -1,4 +1,4 @@
-"""Mistakes as sentences that name the thing, the place and the remedy."""
+"""Mistakes as sentences that a person can act on: the thing, the place, the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a model on a data set."""
+"""How well a model does on a data set: loss, accuracy, accuracy by client."""
 
 from __future__ import annotations
 

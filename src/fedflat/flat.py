@@ -1,4 +1,4 @@
-"""A module as one contiguous vector, and its gradient at any point.
+"""A module as one contiguous vector, with its gradient at any point.
 
 Trainable parameters are views of `vector` and their `.grad` are views of `grad`, so every piece of algebra on
 models is one operation on one tensor. To take a gradient elsewhere, write the point into `vector`, or let the

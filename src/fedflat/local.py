@@ -1,4 +1,4 @@
-"""What a mechanism sees of a client's round, and of one step in it."""
+"""What a mechanism sees of a client's round, step by step."""
 
 from __future__ import annotations
 

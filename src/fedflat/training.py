@@ -1,4 +1,4 @@
-"""`train()`: one call from a federation, a model and a method to a trained model."""
+"""`train()`: one call from a federation to a trained model."""
 
 from __future__ import annotations
 

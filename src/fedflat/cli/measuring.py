@@ -1,4 +1,4 @@
-"""`fedflat flatness` and `fedflat landscape`."""
+"""Commands that measure the models of runs: `fedflat flatness`, `fedflat landscape`."""
 
 from __future__ import annotations
 

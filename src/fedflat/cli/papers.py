@@ -1,4 +1,4 @@
-"""`fedflat papers` and `fedflat reproduce`: the papers' tables and figures."""
+"""Commands for the papers' experiments: `fedflat papers`, `fedflat reproduce`."""
 
 from __future__ import annotations
 

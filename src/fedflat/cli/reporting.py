@@ -1,4 +1,4 @@
-"""`fedflat report` and `fedflat watch`."""
+"""Commands for the page that compares runs: `fedflat report`, `fedflat watch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedflat run` and `fedflat resume`."""
+"""Commands that train: `fedflat run`, `fedflat resume`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets, partitions and federations."""
+"""Data as clients have it: datasets, partitions, federations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of many clients, and a test set."""
+"""Data of many clients, with a test set that belongs to nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's model and data, again: for what is measured and drawn after training."""
+"""The model of a run, again, with the run's data: to measure it, to draw it."""
 
 from __future__ import annotations
 

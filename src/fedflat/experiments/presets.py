@@ -1,4 +1,4 @@
-"""The papers' tables and figures as experiments, with the numbers that were published.
+"""The papers' experiments, with the numbers that were published.
 
 A preset is a table of rows (methods) and columns (settings). A cell's experiment is the preset's, changed by its
 column, then by its row, then by what the row says for that column. Cells that measure the same run in two ways, such

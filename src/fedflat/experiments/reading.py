@@ -1,4 +1,4 @@
-"""From a file and a person's changes to an experiment; every problem at once, with its line and the nearest name."""
+"""From a file to an experiment; every problem at once, with its line and the nearest name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running cells of a paper's table, and ours beside theirs."""
+"""Running cells of a paper's table beside the published numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running an experiment, and going on with one."""
+"""Running an experiment, from the start or from where it was stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates and keys to try a federation out with: an authority, a server certificate, a key for every node.
+"""Keys to try a federation out with: an authority, a server certificate, a key for every node.
 
 All are elliptic-curve keys (P-384), in files that only their owner can read.
 """

@@ -1,4 +1,4 @@
-"""How long the server waits, for how many, and what happens to those that do not answer as they should."""
+"""How long the server waits, for how many, with which consequence for those that do not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss over lines and planes of weights.
+"""The loss over a line or a plane of weights.
 
 Random directions are filter-normalised (Li et al. 2018, Visualizing the Loss Landscape of Neural Nets): networks
 whose layers are scaled up and down against each other compute the same and then look the same. Several models are

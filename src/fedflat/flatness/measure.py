@@ -1,4 +1,4 @@
-"""What a measure is to an experiment file and the command line: a name, a function and its settings."""
+"""What a measure is to an experiment file: a name, a function, its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipping and Gaussian noise on everything a client uploads, before it leaves."""
+"""Noise on everything that a client uploads, before it leaves."""
 
 from __future__ import annotations
 

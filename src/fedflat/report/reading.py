@@ -1,4 +1,4 @@
-"""What a run directory has for the page, and a sentence for everything that is missing from it."""
+"""What a run directory has for the page, with a sentence for everything that is missing from it."""
 
 from __future__ import annotations
 

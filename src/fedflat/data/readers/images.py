@@ -1,4 +1,4 @@
-"""Encoded images: from bytes to arrays of one size, and from folders with a class each."""
+"""Encoded images: from bytes, or folders with a class each, to arrays of one size."""
 
 from __future__ import annotations
 
