@@ -35,7 +35,8 @@ def split(
 ) -> None:
     """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
     from ..data.partitions import parse_partition
-    from ..data.split_report import describe, draw
+    from ..data.split_picture import draw
+    from ..data.split_report import describe
     from ..experiments.building import read_dataset
     from ..usual import usual
 

@@ -137,7 +137,8 @@ def _measures(only: list[str] | None, more: list[str], everything: bool) -> list
 
 def _settings(given: list[str], names: list[str]) -> dict[str, dict[str, Any]]:
     """By measure, from `measure.setting=value`."""
-    from ..experiments.reading import parse_changes, parse_value
+    from ..experiments.changes import parse_changes
+    from ..experiments.parsing import parse_value
 
     settings: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, text in parse_changes(given).items():

@@ -69,8 +69,9 @@ def reproduce(
     data: Annotated[Path | None, typer.Option(help="Directory that holds the datasets.")] = None,
 ) -> None:
     """Run cells of a paper's table and print ours beside theirs. The same command goes on where it was stopped."""
+    from ..experiments.changes import parse_changes
+    from ..experiments.parsing import parse_value
     from ..experiments.presets import choose, find_preset
-    from ..experiments.reading import parse_changes, parse_value
     from ..experiments.reproducing import added, plan_runs, tabulate
     from ..experiments.running import stopping_at_round_end
     from ..experiments.sweep import run_cells
@@ -112,7 +113,7 @@ def reproduce(
 
 
 def _words(text: str | None) -> list[str]:
-    from ..experiments.reading import split_values
+    from ..experiments.changes import split_values
 
     return [str(word) for word in split_values(text)] if text else []
 

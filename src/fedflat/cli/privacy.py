@@ -23,7 +23,9 @@ def privacy(
     """Say what leaves a client in an experiment, and its ε where everything that leaves carries noise."""
     from ..composition import as_method
     from ..experiments.building import make_participation, make_sgd
-    from ..experiments.reading import load_experiment, parse_changes, parse_value
+    from ..experiments.changes import parse_changes
+    from ..experiments.parsing import parse_value
+    from ..experiments.reading import load_experiment
     from ..privacy import leaving, spent
 
     changes = {key: parse_value(text) for key, text in parse_changes(set_ or []).items()}

@@ -223,13 +223,9 @@ def resume(
 
 
 def _load(file: Path | None, options: dict[str, Any], given: list[str] | None) -> Experiment:
-    from ..experiments.reading import (
-        changed,
-        load_experiment,
-        make_experiment,
-        parse_changes,
-        parse_value,
-    )
+    from ..experiments.changes import changed, parse_changes
+    from ..experiments.parsing import parse_value
+    from ..experiments.reading import load_experiment, make_experiment
 
     changes = {name: value for name, value in options.items() if value is not None}
     changes |= {key: parse_value(text) for key, text in parse_changes(given or []).items()}

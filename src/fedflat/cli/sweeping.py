@@ -36,7 +36,8 @@ def sweep(
 
     What is done is skipped and what was interrupted is gone on with, so the same command continues a sweep.
     """
-    from ..experiments.reading import parse_changes, read_file, split_values
+    from ..experiments.changes import parse_changes, split_values
+    from ..experiments.parsing import read_file
     from ..experiments.running import stopping_at_round_end
     from ..experiments.sweep import grid, run_cells
 

@@ -30,7 +30,8 @@ def tune(
     ] = None,
 ) -> None:
     """Search for good settings with Optuna (extra `tune`); the same command goes on with an interrupted study."""
-    from ..experiments.reading import changed, parse_changes, parse_value, read_file
+    from ..experiments.changes import changed, parse_changes
+    from ..experiments.parsing import parse_value, read_file
     from ..experiments.running import stopping_at_round_end
     from ..experiments.tune import parse_range, tune as search
 

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..errors import FedflatError, nearest
+from .changes import changed
 from .experiment import NATURAL, Experiment
-from .reading import changed, make_experiment
+from .reading import make_experiment
 
 PAPERS = ("fedgmt", "fedwmsam", "fednsam", "fedgf")
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FedflatError
 from ..rundirectory import difference
+from .changes import changed, unchanged
 from .experiment import Experiment
-from .reading import Lines, changed, make_experiment, unchanged
+from .problems import Lines
+from .reading import make_experiment
 
 if TYPE_CHECKING:
     from ..round import Round
