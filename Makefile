@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test browser lint format bench bench-quick docs clean
+.PHONY: demo test browser lint format bench bench-quick docs notebooks clean
 
 demo: $(VENV)/installed  ## set up and run the main job on the data inside the package
 	$(BIN)/fedflat run
@@ -34,6 +34,9 @@ docs: $(VENV)/documented  ## the documentation as a site, in site/, without a ne
 	$(BIN)/python docs/make_method_pages.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Open site/index.html; to search too, python3 -m http.server --directory site"
+
+notebooks: $(VENV)/tested  ## run the notebooks in examples/ and store their results: about two minutes
+	$(BIN)/python tools/run-notebooks
 
 clean:
 	rm -rf $(VENV)

@@ -1,4 +1,4 @@
-"""What the site has beyond the pages in docs/: equations, inline pictures, results, and the reference."""
+"""What the site has beyond the pages in docs/: equations, inline pictures, examples, results, and the reference."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from example_pages import example_files
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
@@ -22,7 +23,7 @@ REFERENCE = {
     ),
     "data": ("Data", ("data",)),
     "methods": ("Methods", ("method", "methods", "composition")),
-    "mechanisms": ("Mechanisms", ("mechanism", "mechanisms", "parameters")),
+    "mechanisms": ("Mechanisms", ("mechanism", "mechanisms", "parameters", "messages", "server")),
     "flatness": ("Flatness", ("flat", "flatness")),
     "figures": ("Figures", ("figures",)),
     "other": ("Other names", ()),
@@ -51,6 +52,8 @@ def _present(nav: list[Any], there: set[str], listed: set[str]) -> list[Any]:
         title, place = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
         if isinstance(place, list):
             kept.append({title: _present(place, there, listed)})
+        elif place == "examples/":
+            kept += [page for page in example_files() if page.endswith(".md")]
         elif place == "results/":
             kept += [f"results/{page.name}" for page in _results()]
         elif place == "api/":
@@ -62,7 +65,9 @@ def _present(nav: list[Any], there: set[str], listed: set[str]) -> list[Any]:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the results, the benchmarks, the reference, and a font for equations where a machine has none."""
+    """Add examples, results, benchmarks, the reference, and a font for equations where a machine has none."""
+    for place, content in example_files().items():
+        files.append(File.generated(config, place, content=content))
     for result in _results():
         files.append(File.generated(config, f"results/{result.name}", abs_src_path=str(result)))
     readme = ROOT / "benchmarks" / "README.md"
@@ -141,6 +146,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """
     markdown = re.sub(r"^```math\n(.*?)^```$", r"$$\n\1$$", markdown, flags=re.DOTALL | re.MULTILINE)
     markdown = re.sub(r"\]\(\.\./((?:\.\./)?)benchmarks/README\.md", r"](\1benchmarks.md", markdown)
+    markdown = re.sub(r"\]\(\.\./examples/README\.md", "](examples/index.md", markdown)
+    markdown = re.sub(r"\]\(\.\./examples/(\w+)\.(?:py|ipynb)", r"](examples/\1.md", markdown)
     return re.sub(r"\]\(\.\./((?:\.\./)?)results/([\w-]+\.md)", r"](\1results/\2", markdown)
 
 

@@ -101,6 +101,13 @@ def test_the_hooks_are_all_described():
     assert set(hooks) - {"server_state"} <= set(re.findall(r"\w+", drawn))
 
 
+def test_what_hooks_are_given_has_a_public_name():
+    hooks = [hook for name, hook in vars(ff.Mechanism).items() if inspect.isfunction(hook) and name[0] != "_"]
+    written = " ".join(str(said) for hook in hooks for said in inspect.get_annotations(hook).values())
+    given = set(re.findall(r"[A-Z]\w+", written)) - {"None", "Mapping", "Tensor", "Value"}
+    assert {"Local", "Server", "Step", "Upload"} <= given <= set(ff.__all__)
+
+
 def test_the_command_lines_of_the_quick_start_work(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (lines,) = blocks("quick-start.md", "sh")
@@ -193,6 +200,18 @@ def test_the_site_has_all_pages(site):
         if not results.stem.endswith("-head"):
             assert (site / "results" / f"{results.stem}.html").exists()
     assert (site / "benchmarks.html").exists()
+
+
+def test_examples_are_pages_with_their_code_and_pictures(site, pages):
+    for example in [*(ROOT / "examples").glob("*.py"), *(ROOT / "examples").glob("*.ipynb")]:
+        path = site / "examples" / f"{example.stem}.html"
+        text = example.read_text("utf-8")
+        assert "fedflat" in re.sub(r"<[^>]+>", "", path.read_text("utf-8"))
+        drawn = [load for load in pages[path].loads if load.startswith(example.stem)]
+        assert len(drawn) == text.count('"image/png"')
+        assert all((path.parent / picture).read_bytes().startswith(b"\x89PNG") for picture in drawn)
+    titles = re.findall(r"<h1[^>]*>(.*?)<", (site / "examples" / "same_bits.html").read_text("utf-8"))
+    assert titles == ["Does it matter where clients run?"]
 
 
 def test_the_reference_has_every_public_name(pages):

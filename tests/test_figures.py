@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from IPython.core.formatters import DisplayFormatter
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from torch import nn
 
@@ -367,6 +369,22 @@ def test_surfaces_share_their_axes():
         figures.surfaces(line)
 
 
+@pytest.mark.parametrize("highest", [0.02, 2.4, 50.0])
+@pytest.mark.parametrize("models", [1, 3])
+def test_what_the_height_is_stands_beside_its_numbers(models, highest):
+    axis = np.linspace(-1, 1, 5)
+    losses = highest * (axis[:, None] ** 2 + axis[None] ** 2) / 2
+    figure = figures.surfaces(Landscape((axis, axis), {str(n): {"train": losses} for n in range(models)}))
+    figure.axes[0].tick_params("z", labelcolor="red")
+    figure.axes[0].zaxis.label.set_color("blue")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    red, green, blue = np.moveaxis(np.asarray(canvas.buffer_rgba(), dtype=int)[..., :3], -1, 0)
+    numbers = ((red > 200) & (green < 60) & (blue < 60)).any(axis=0).nonzero()[0]
+    label = ((blue > 200) & (green < 60) & (red < 60)).any(axis=0).nonzero()[0]
+    assert numbers.max() + 2 < label.min() < label.max() < len(blue[0]) - 2
+
+
 def test_losses_that_are_not_finite_are_holes_and_a_plain_is_a_picture():
     axis, losses = bowl()
     losses[0, 0], losses[3, 3] = np.nan, np.inf
@@ -643,6 +661,21 @@ def test_files_open_have_their_size_and_are_the_same_every_time(tmp_path):
     for name, before in (("a.svg", svg), ("a.pdf", pdf)):
         assert figures.save(draw("one"), tmp_path / name).read_bytes() == before
     assert b"CreationDate" not in pdf and b"<dc:date>" not in svg
+
+
+def test_notebooks_show_figures_by_themselves():
+    history = [row(index, 0.1 * index) for index in range(3)]
+    square = Landscape((np.linspace(-1, 1, 3),) * 2, {"A": {"train": np.arange(9.0).reshape(3, 3)}})
+    federation = ff.Federation([(torch.zeros(2, 1), torch.tensor([0, 1]))])
+    drawn = [
+        figures.learning_curves({"A": history}),
+        figures.surfaces(square),
+        figures.partitions(federation),
+    ]
+    for figure in drawn:
+        shown, _ = DisplayFormatter().format(figure)  # fresh: nothing has said %matplotlib inline
+        width = int.from_bytes(shown["image/png"][16:20], "big")
+        assert width == pytest.approx(144 * figure.get_figwidth(), abs=1)
 
 
 def test_files_that_cannot_be_written(tmp_path):

@@ -102,6 +102,57 @@ def test_ascent_without_mixing_may_stand_after_corrections():
     assert torch.equal(*paths)
 
 
+class Undeclared(ff.Mechanism):
+    """Keeps or uploads what its contract does not name, or returns nothing where a vector is expected."""
+
+    what: str = ff.choice("keep", "upload", "promise", "combine", "start", default="keep")
+
+    def contract(self):
+        return ff.Contract(up=("extra",) if self.what == "promise" else ())
+
+    def start(self, server, w):
+        return None if self.what == "start" else w
+
+    def leave(self, local, upload):
+        if self.what == "keep":
+            local.state["memo"] = upload.update.clone()
+
+    def end(self, local):
+        return {"extra": local.update.clone()} if self.what == "upload" else {}
+
+    def combine(self, server, update):
+        return None if self.what == "combine" else update
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "workers:2"])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (
+            "keep",
+            r"mine: clients keep 'memo', which no contract names. Write Contract\(client=\('memo',\)\).",
+        ),
+        (
+            "upload",
+            r"mine: clients upload 'extra', which no contract names. Write Contract\(up=\('extra',\)\).",
+        ),
+        ("promise", r"mine: a contract names the upload 'extra', but it is not among what `end` returns."),
+        ("combine", r"undeclared: combine returns nothing; it must return a vector."),
+        ("start", r"undeclared: start returns nothing; it must return a vector."),
+    ],
+)
+def test_a_mechanism_that_breaks_its_contract_is_an_error_at_once(what, message, engine):
+    data = [(torch.randn(6, 3), torch.randint(2, (6,))) for _ in range(3)]
+    method = ff.Method("mine", [Undeclared(what)])
+    with pytest.raises(ff.FedflatError, match=f"^{message}$"):
+        ff.train(ff.Federation(data), torch.nn.Linear(3, 2), method, rounds=1, engine=engine)
+
+
+def test_a_contract_has_tuples_of_names():
+    with pytest.raises(ff.FedflatError, match=r"write down=\('ema',\), a tuple of names, not 'ema'"):
+        ff.Contract(down="ema")
+
+
 @pytest.mark.parametrize("thing", [ff.LocalAscent, "local-ascent", None, ff.fedsam()])
 def test_not_a_mechanism(thing):
     with pytest.raises(ff.FedflatError, match=r"Method 'mine': .* is not a mechanism"):

@@ -60,6 +60,7 @@ from .flatness.trace import hessian_trace as hessian_trace
 from .flatness.trajectory import local_trajectory as local_trajectory
 from .flatness.update_sums import Drift as Drift, UpdateSums as UpdateSums
 from .flatness.worst_case import WorstCase as WorstCase, worst_case_sharpness as worst_case_sharpness
+from .local import Local as Local, Step as Step
 from .local_sgd import LocalSGD as LocalSGD
 from .mechanism import Contract as Contract, Correction as Correction, Mechanism as Mechanism
 from .mechanisms import (
@@ -86,6 +87,7 @@ from .mechanisms import (
     TargetAscent as TargetAscent,
     TrajectoryLoss as TrajectoryLoss,
 )
+from .messages import Upload as Upload
 from .method import Method as Method
 from .methods import (
     METHODS as METHODS,
@@ -124,6 +126,7 @@ from .participation import (
     Uniform as Uniform,
 )
 from .round import Round as Round
+from .server import Server as Server
 from .training import Run as Run, train as train
 
 __version__: str

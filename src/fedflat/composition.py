@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from . import methods as named
 from .errors import FedflatError, nearest
@@ -24,7 +24,11 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 """What people write for a switch."""
 
 
-def as_method(given: str | Method | Mechanism | Sequence[Any] | Mapping[str, Any]) -> Method:
+MethodLike: TypeAlias = str | Method | Mechanism | Sequence[Any] | Mapping[str, Any]
+"""What `as_method` makes a method of."""
+
+
+def as_method(given: MethodLike) -> Method:
     """A method from itself, a name, a composition, or a list as found in a configuration file."""
     if isinstance(given, Method):
         return given

@@ -45,6 +45,8 @@ class LocalTraining:
     ) -> None:
         self.model, self.method, self.sgd, self.loss, self.seed = model, method, sgd, loss, seed
         self.buffers = buffers
+        self.kept = {name for contract in method.contracts for name in contract.client}
+        """what contracts say that clients keep"""
         self.initial_buffers = model.read_buffers()
         hooks = {
             hook: [m for m in method.mechanisms if overrides(m, hook)]
@@ -142,7 +144,24 @@ class LocalTraining:
         )
         for mechanism in self.leaves:
             mechanism.leave(local, upload)
+        self._hold_to_contracts(upload)
         return upload
+
+    def _hold_to_contracts(self, upload: Upload) -> None:
+        """What is kept and uploaded must be what contracts name, or it would be lost elsewhere without a word."""
+        name = self.method.name
+        for kept in set(upload.state) - self.kept - {"buffers"}:
+            raise FedflatError(
+                f"{name}: clients keep '{kept}', which no contract names. Write Contract(client=('{kept}',))."
+            )
+        for sent in set(upload.vectors) - set(self.method.up):
+            raise FedflatError(
+                f"{name}: clients upload '{sent}', which no contract names. Write Contract(up=('{sent}',))."
+            )
+        for promised in set(self.method.up) - set(upload.vectors):
+            raise FedflatError(
+                f"{name}: a contract names the upload '{promised}', but it is not among what `end` returns."
+            )
 
     def differentiate(self, step: Step) -> tuple[Gradients, Tensor]:
         """The gradient of the loss and every mechanism's term, where the model stands, and the plain loss."""

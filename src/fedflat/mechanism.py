@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, ClassVar, dataclass_transform
 
 from torch import Tensor
 
+from .errors import FedflatError
 from .parameters import check_parameters, choice, number
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ class Contract:
     """mechanisms that must stand before this one, if they are there at all"""
     before: tuple[str, ...] = ()
     """mechanisms that must stand after this one, if they are there at all"""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                raise FedflatError(f"Contract: write {name}=({value!r},), a tuple of names, not {value!r}.")
 
 
 registry: dict[str, type[Mechanism]] = {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import FedflatError, nearest
-from .mechanism import Value, overrides
+from .mechanism import Mechanism, Value, overrides
 from .messages import Download, Upload
 from .method import Method
 from .store import ClientStore
@@ -178,7 +178,7 @@ class Server:
         self._tallies: dict[str, float] = {}
         self.start = self.w
         for mechanism in self.method.mechanisms:
-            self.start = mechanism.start(self, self.start)
+            self.start = _vector(mechanism.start(self, self.start), mechanism, "start")
         self._common = {name: value for name in self.method.down if (value := self.state[name]) is not None}
 
     def download(self, client: int) -> Download:
@@ -258,13 +258,20 @@ class Server:
         update = self.total("update").div_(self.total_weight)
         self.average = self.start + update
         for mechanism in self.method.mechanisms:
-            update = mechanism.combine(self, update)
+            update = _vector(mechanism.combine(self, update), mechanism, "combine")
         self.step = update
         self.w = self.w + update
         if "buffers" in self._totals:
             self.buffers = self.total("buffers").div_(self.tallied("buffers"))
         for mechanism in self.method.mechanisms:
             mechanism.finish(self)
+
+
+def _vector(given: Tensor | None, mechanism: Mechanism, hook: str) -> Tensor:
+    """What a hook returned; it is easily forgotten where everything was done in place."""
+    if given is None:
+        raise FedflatError(f"{mechanism.name}: {hook} returns nothing; it must return a vector.")
+    return given
 
 
 def _length(vector: Tensor) -> float:

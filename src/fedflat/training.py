@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .allocator import give_back, keep_memory
-from .composition import as_method
+from .composition import MethodLike, as_method
 from .data.federation import Federation
 from .engines import Engine, Job, make_engine
 from .errors import FedflatError, nearest
@@ -59,7 +59,7 @@ class Run:
 def train(
     federation: Federation,
     model: str | nn.Module = "mlp",
-    method: str | Method = "fedavg",
+    method: MethodLike = "fedavg",
     local: LocalSGD | None = None,
     participation: Participation | int | None = None,
     rounds: int = 100,
@@ -91,7 +91,8 @@ def train(
     Args:
         federation: the clients' data and the test set.
         model: a name (see `fedflat.models`), or any module: its current weights are the start, unchanged.
-        method: a method, its name, or a composition such as `"local-ascent(rho=0.05) + control-variates"`.
+        method: a method, its name, a composition such as `"local-ascent(rho=0.05) + control-variates"`, a mechanism,
+            or a list of these.
         local: the clients' optimiser, `LocalSGD()` by default.
         participation: who takes part; a number n is `Uniform(n)`, None is `Everyone()`.
         rounds: communication rounds.

@@ -28,9 +28,9 @@ def partitions(federations: Federation | Mapping[str, Federation], width: str = 
     shrunk = min(1.0, columns_wide(width) / widest)
     heights = [shrunk * inches for _, inches in sizes]
     with look():
-        from matplotlib.figure import Figure
+        from .shown import ShownFigure
 
-        figure = Figure(figsize=(shrunk * widest, sum(heights)), layout="constrained")
+        figure = ShownFigure(figsize=(shrunk * widest, sum(heights)), layout="constrained")
         places = figure.subfigures(len(counts), 1, squeeze=False, height_ratios=heights).flat
         for place, (name, one) in zip(places, counts.items(), strict=True):
             paint(place, one, name, top, shrunk)

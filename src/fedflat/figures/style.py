@@ -80,12 +80,12 @@ def panels(
     count: int, width: str, height: float, most: int | None = None, **shared: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure of some panels of this height in inches, as many in a row as there is room for, or `most`."""
-    from matplotlib.figure import Figure
+    from .shown import ShownFigure
 
     inches = columns_wide(width)
     across = min(count, most or (1 if width == "one" else 2))
     down = -(-count // across)
-    figure = Figure(figsize=(inches, height * down), layout="constrained")
+    figure = ShownFigure(figsize=(inches, height * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, **shared)
     every = list(grid.flat)
     for spare in every[count:]:

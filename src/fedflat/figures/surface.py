@@ -41,13 +41,14 @@ def surfaces(
     low, high = float(levels[0]), float(levels[-1])
     with look():
         from matplotlib.colors import Normalize
-        from matplotlib.figure import Figure
+
+        from .shown import ShownFigure
 
         inches = columns_wide(width)
         across = 1 if width == "one" else min(in_a_row(len(seen.losses), len(chosen), width), len(grids))
         down = -(-len(grids) // across)
         side = inches / across
-        figure = Figure(figsize=(inches, 0.9 * down * side))
+        figure = ShownFigure(figsize=(inches, 0.9 * down * side))
         figure.subplots_adjust(
             left=0.0, right=0.96, bottom=0.04, top=1 - 0.25 / (0.9 * down * side), wspace=0.04
         )
@@ -76,7 +77,7 @@ def surfaces(
             one.tick_params(pad=-2.5, labelsize=6)
             one.set_xlabel("direction 1", labelpad=-9)
             one.set_ylabel("direction 2", labelpad=-9)
-            one.set_zlabel("loss", labelpad=-8)
+            one.set_zlabel("loss", labelpad=-4)
             one.view_init(elev=28, azim=-60)
             one.set_box_aspect((1, 1, 0.8), zoom=0.95)
         name_panels(every, titles, int(15 * side))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..composition import MethodLike
 from ..data.federation import Federation
 from ..evaluation import LossFunction
 from ..flat import FlatModel
 from ..local_sgd import LocalSGD
-from ..method import Method
 from .client_sharpness import ClientSharpness
 from .clients import choose, fitting
 from .local_round import local_round
@@ -42,7 +42,7 @@ def flatness_discrepancy(
     federation: Federation,
     rho: float = 0.05,
     local: LocalSGD | None = None,
-    method: str | Method = "fedavg",
+    method: MethodLike = "fedavg",
     clients: Sequence[int] | None = None,
     seed: int = 0,
     local_models: Iterable[LocalModel] | None = None,
@@ -73,7 +73,7 @@ def _train(
     model: FlatModel,
     federation: Federation,
     local: LocalSGD | None,
-    method: str | Method,
+    method: MethodLike,
     clients: Sequence[int],
     seed: int,
     loss: LossFunction,

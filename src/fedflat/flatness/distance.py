@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
 
+from ..composition import MethodLike
 from ..data.federation import Federation
 from ..evaluation import LossFunction
 from ..flat import FlatModel
 from ..local_sgd import LocalSGD
-from ..method import Method
 from .clients import choose
 from .local_round import local_round
 from .update_sums import UpdateSums
@@ -32,7 +32,7 @@ def flatness_distance(
     model: nn.Module | FlatModel,
     federation: Federation,
     local: LocalSGD | None = None,
-    method: str | Method = "fedavg",
+    method: MethodLike = "fedavg",
     clients: Sequence[int] | None = None,
     weighting: str = "samples",
     seed: int = 0,

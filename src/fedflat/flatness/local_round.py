@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..composition import as_method
+from ..composition import MethodLike, as_method
 from ..data.federation import Federation
 from ..evaluation import LossFunction
 from ..flat import FlatModel
 from ..local_sgd import LocalSGD
 from ..local_training import LocalTraining
 from ..messages import Upload
-from ..method import Method
 from ..server import Server
 from .clients import choose, fitting
 
@@ -24,7 +23,7 @@ def local_round(
     model: nn.Module | FlatModel,
     federation: Federation,
     local: LocalSGD | None = None,
-    method: str | Method = "fedavg",
+    method: MethodLike = "fedavg",
     clients: Sequence[int] | None = None,
     weighting: str = "samples",
     seed: int = 0,

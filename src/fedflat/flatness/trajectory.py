@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..composition import as_method
+from ..composition import MethodLike, as_method
 from ..data.federation import Shard
 from ..evaluation import LossFunction
 from ..flat import FlatModel
@@ -15,7 +15,6 @@ from ..local_sgd import LocalSGD
 from ..local_training import LocalTraining
 from ..mechanism import Value
 from ..messages import Download
-from ..method import Method
 
 
 class _Recorder(LocalTraining):
@@ -32,7 +31,7 @@ def local_trajectory(
     model: nn.Module | FlatModel,
     client: int,
     data: Shard,
-    method: str | Method,
+    method: MethodLike,
     local: LocalSGD,
     received: Mapping[str, Value] | None = None,
     state: Mapping[str, Tensor] | None = None,
