@@ -152,6 +152,7 @@ def train(
             from .flatness.recording import Recording
 
             recording = Recording(measure, flat, federation, loss, on_measure)
+        where = make_engine(engine)
 
         directory, store = None, ClientStore(budget=budget, device=device)
         history: list[dict[str, Any]] = []
@@ -184,7 +185,7 @@ def train(
             Job(federation, flat, method, sgd, loss, seed, buffers),
             server,
             store,
-            make_engine(engine),
+            where,
             participation,
             rounds,
             evaluate,

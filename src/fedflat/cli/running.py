@@ -212,7 +212,7 @@ def resume(
     """Go on with a run after Ctrl-C, a crash or a power cut: the result has the same bits as without it."""
     from ..experiments.running import experiment_of, is_done
 
-    experiment = experiment_of(directory)
+    experiment = experiment_of(directory, to_run=True)
     if rounds is not None:
         experiment = experiment.model_copy(update={"rounds": rounds})
     if is_done(directory, experiment.rounds):

@@ -197,9 +197,15 @@ def _with_parameter(method: Any, name: str, value: Any) -> Any:
 
 
 def make_experiment(
-    content: Mapping[str, Any], source: str = "The experiment", lines: Lines | None = None
+    content: Mapping[str, Any],
+    source: str = "The experiment",
+    lines: Lines | None = None,
+    to_run: bool = True,
 ) -> Experiment:
-    """A checked experiment; what is wrong with it comes in one message."""
+    """A checked experiment; what is wrong with it comes in one message.
+
+    Unless it is `to_run`, nothing is said about what this machine lacks to do so.
+    """
     lines = lines or {}
     try:
         experiment = Experiment.model_validate(dict(content))
@@ -208,18 +214,21 @@ def make_experiment(
         bad = {problem.place[0] for problem in problems if problem.place}
         rest = {key: value for key, value in content.items() if key not in bad}
         with contextlib.suppress(ValidationError):  # what else is wrong, apart from that
-            problems += [p for p in check(Experiment.model_validate(rest)) if p.place[0] in rest]
+            problems += [p for p in check(Experiment.model_validate(rest), to_run) if p.place[0] in rest]
         raise ExperimentError(source, problems, lines) from None
-    problems = check(experiment)
+    problems = check(experiment, to_run)
     if problems:
         raise ExperimentError(source, problems, lines)
     return experiment
 
 
-def load_experiment(path: str | Path, changes: Mapping[str, Any] | None = None) -> Experiment:
+def load_experiment(
+    path: str | Path, changes: Mapping[str, Any] | None = None, to_run: bool = True
+) -> Experiment:
     """A checked experiment from a file, with changes by dotted keys."""
     content, lines = read_file(path)
-    return make_experiment(changed(content, changes or {}), str(path), unchanged(lines, changes or {}))
+    changes = changes or {}
+    return make_experiment(changed(content, changes), str(path), unchanged(lines, changes), to_run)
 
 
 def unchanged(lines: Lines, changes: Iterable[str]) -> Lines:
@@ -281,7 +290,7 @@ EXPECTED = {
 }
 
 
-def check(experiment: Experiment) -> list[Problem]:
+def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
     """What the schema cannot see: names, parameters, and what does not go together."""
     problems: list[Problem] = []
 
@@ -309,7 +318,8 @@ def check(experiment: Experiment) -> list[Problem]:
     filled = experiment.filled()
     attempt("dataset", lambda: check_dataset(experiment))
     attempt("model", lambda: check_model(filled.model or "mlp"))
-    attempt("device", lambda: check_device(experiment.device))
+    if to_run:
+        attempt("device", lambda: check_device(experiment.device))
     attempt("method", lambda: as_method(experiment.method))
     partition = attempt("partition", lambda: make_partition(experiment.partition))
     if experiment.augment is not None:
@@ -321,9 +331,9 @@ def check(experiment: Experiment) -> list[Problem]:
     participation = attempt("participation", lambda: make_participation(filled.participation))
     if participation is not None and partition is not None and filled.clients is not None:
         attempt("participation", lambda: participation.check(filled.clients, filled.rounds))
-    if experiment.engine is not None:
+    if to_run and experiment.engine is not None:
         attempt("engine", lambda: make_engine(str(experiment.engine)))
-    if experiment.ray is not None:
+    if to_run and experiment.ray is not None:
         attempt("ray", lambda: make_ray(experiment, 0))
     if experiment.state_memory is not None:
         attempt("state_memory", lambda: parse_size(str(experiment.state_memory)))
