@@ -86,12 +86,12 @@ WORKS = [
 
 DRIVER = """
 import contextlib, io, json, shlex, sys
-from fedflat.cli import app, main
+from fedflat.cli import console, main
 told = []
 for present, line in json.load(sys.stdin):
     hidden = {name: sys.modules.pop(name) for name in present}
     out, err = io.StringIO(), io.StringIO()
-    app.console.file = out
+    console.file = out
     sys.argv = ["fedflat", *shlex.split(line)]
     code = None
     try:
