@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -306,8 +307,11 @@ def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
     from ..engines import make_engine
     from ..store import parse_size
     from .building import (
+        OF_A_FOLDER,
+        OF_A_TABLE,
         check_dataset,
         check_device,
+        check_fits,
         check_model,
         make_participation,
         make_partition,
@@ -316,7 +320,9 @@ def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
     )
 
     filled = experiment.filled()
-    attempt("dataset", lambda: check_dataset(experiment))
+    if attempt("dataset", lambda: check_dataset(experiment)):
+        for key in (*OF_A_TABLE, *OF_A_FOLDER):
+            attempt(key, partial(check_fits, experiment, key))
     attempt("model", lambda: check_model(filled.model or "mlp"))
     if to_run:
         attempt("device", lambda: check_device(experiment.device))

@@ -41,6 +41,7 @@ def run_experiment(
     filled = experiment.filled()
     seed = experiment.seed
     federation = federation or make_federation(filled, seed)
+    filled = experiment.filled(len(federation))
     method = as_method(filled.method)
     with Trackers(filled.trackers, method.name, filled.written(), out) as trackers:
 
