@@ -113,16 +113,6 @@ def check_model(name: str) -> None:
         raise FedflatError(f"there is no model '{bare}'.{nearest(bare, model_names())}")
 
 
-def check_device(name: str) -> None:
-    """Whether this machine has such a device."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise FedflatError(
-            f"'{name}' cannot be used here: write cpu, or cuda on a machine with a GPU."
-        ) from None
-
-
 def read_dataset(
     name: str,
     data: str | Path | None = None,

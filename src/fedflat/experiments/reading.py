@@ -305,12 +305,12 @@ def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
     from ..composition import as_method
     from ..data.augmentation import find_augmentation
     from ..engines import make_engine
+    from ..environment import check_device
     from ..store import parse_size
     from .building import (
         OF_A_FOLDER,
         OF_A_TABLE,
         check_dataset,
-        check_device,
         check_fits,
         check_model,
         make_participation,
