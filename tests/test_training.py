@@ -936,7 +936,7 @@ ROWS, LABELS = np.zeros((4, 2)), np.array([0, 1, 0, 1])
         (lambda: ff.Federation([(ROWS, LABELS)], test=(np.zeros((4, 3)), LABELS)), r"test set.*shape \(3,\)"),
         (lambda: ff.Federation([(ROWS,)]), "client 0: give a pair"),
         (lambda: ff.Federation([(ROWS, LABELS, LABELS)]), "client 0: give a pair"),
-        (lambda: ff.Federation([("x", "y")]), "client 0: give a pair"),
+        (lambda: ff.Federation([("x", "y")]), "client 0: the inputs are words"),
         (lambda: ff.Federation([(1.0, 2.0)]), "client 0"),
         (lambda: ff.Federation.from_indices((ROWS, LABELS), []), "at least one client"),
         (lambda: ff.Federation.from_indices((ROWS, LABELS), [[0, 1], []]), "client 1 has no samples"),

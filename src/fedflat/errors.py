@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 class FedflatError(ValueError):
@@ -19,6 +20,12 @@ class MissingExtra(FedflatError, ImportError):
             f"{purpose} needs {package}, which is not installed. "
             f'Install it with: pip install "fedflat[{extra}]"'
         )
+
+
+def require(module: str, package: str, extra: str, purpose: str) -> None:
+    """Say that an optional dependency is missing before work begins that would be lost; nothing is imported."""
+    if find_spec(module) is None:
+        raise MissingExtra(package, extra, purpose)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -90,7 +90,7 @@ class LocalTraining:
             reason = str(problem).strip().split("\n")[0]
             raise FedflatError(
                 f"client {client}, round {download.round}: training failed in step {self.step.index} on inputs "
-                f"of shape {tuple(self.step.inputs.shape)}: {reason}"
+                f"of shape {tuple(self.step.inputs.shape)}: {reason}{_remedy(reason, self.step.inputs)}"
             ) from problem
         finally:
             self.model.stand_on(self.away, self.away_views)
@@ -257,3 +257,15 @@ class LocalTraining:
             self.model.write_buffers(kept)
         else:
             self.model.write_buffers(received)
+
+
+def _remedy(reason: str, inputs: Tensor) -> str:
+    """What to do about the usual reasons why a model does not take its samples."""
+    end = "" if reason.endswith(".") else "."
+    if "same dtype" in reason and not inputs.is_floating_point():
+        return f"{end} The inputs are whole numbers: give the federation floats, with inputs.float()."
+    if "out of bounds" in reason:
+        return f"{end} Has the model an output for every class?"
+    if "must be Tensor, not" in reason:
+        return f"{end} The model must return one tensor, a row of outputs for every sample."
+    return ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,8 @@ class Rounds:
     directory: RunDirectory | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
     """a row for every round so far"""
+    _told: bool = False
+    """whether a person knows that uploads are refused"""
 
     def run(self) -> None:
         """Take the rounds that are left."""
@@ -77,6 +81,7 @@ class Rounds:
         active = self.participation.choose(index, len(self.job.federation), self.job.seed)
         losses: list[tuple[float, float]] = []
         reports: dict[int, dict[str, float]] = {}
+        refused: list[tuple[int, str]] = []
         for upload in self.engine.uploads(active, download, self.store.get):
             if isinstance(upload, Missing):
                 record.rejected.append(f"client {upload.client}, round {index}: {upload.reason}")
@@ -88,6 +93,7 @@ class Rounds:
                 if self.on_bad_upload == "stop":
                     raise
                 record.rejected.append(str(rejection))
+                refused.append((upload.client, str(rejection)))
                 continue
             if recording is not None:
                 recording.receive(upload)
@@ -96,11 +102,28 @@ class Rounds:
             losses.append((upload.loss, server.weight(upload)))
             if upload.report:
                 reports[upload.client] = dict(upload.report)
+        if refused and not self._told:
+            self._tell(refused, len(active))
         server.close()
         record.sum_up(losses, reports)
         record.scalars, record.clipped = server.scalars(), list(server.clipped)
         record.seconds = time.perf_counter() - began - (recording.seconds if recording is not None else 0.0)
         return record
+
+    def _tell(self, refused: list[tuple[int, str]], active: int) -> None:
+        """Warn of the first refused uploads: nobody looks for them in the history of a run that says nothing."""
+        self._told = True
+        (client, sentence), count = refused[0], len(refused)
+        reason = ""
+        if "NaN" in sentence:
+            inputs, _ = self.job.federation.client(client).stored()
+            spoiled = inputs.is_floating_point() and not math.isfinite(inputs.sum().item())
+            reason = " Its data holds such values: fill or drop them." if spoiled else " A lower lr may help."
+        warnings.warn(
+            f"{sentence}{reason} {'All' if count == active else f'{count} of'} {active} uploads of the round are "
+            "left out; `rejected` in the history has every one, and on_bad_upload='stop' ends the run at the first.",
+            stacklevel=5,
+        )
 
     def _evaluate(self, record: Round) -> None:
         """Test what would be broadcast next, or the plain average of the clients."""

@@ -18,6 +18,7 @@ from .allocator import give_back, keep_memory
 from .composition import MethodLike, as_method
 from .data.federation import Federation
 from .engines import Engine, Job, make_engine
+from .environment import check_device
 from .errors import FedflatError, nearest
 from .evaluation import LossFunction
 from .flat import FlatModel
@@ -124,6 +125,8 @@ def train(
             all. Distance and drift come from the uploads, at next to no cost.
         on_measure: told the name of a measure that is being taken, and `""` when it is done.
     """
+    _check_kinds(federation, model, local)
+    check_device(device)
     method = as_method(method)
     sgd = local or LocalSGD()
     participation = as_participation(participation)
@@ -134,6 +137,8 @@ def train(
     _one_of("over_bound", over_bound, ("skip", "clip"))
     _at_least_1(rounds=rounds, eval_every=eval_every, checkpoint_every=checkpoint_every, threads=threads)
     participation.check(len(federation), rounds)
+    if loss is F.cross_entropy:
+        federation.check_classes()
 
     with ExitStack() as cleanup:
         cleanup.callback(give_back)
@@ -153,6 +158,7 @@ def train(
             from .flatness.recording import Recording
 
             recording = Recording(measure, flat, federation, loss, on_measure)
+        where = make_engine(engine)
 
         directory, store = None, ClientStore(budget=budget, device=device)
         history: list[dict[str, Any]] = []
@@ -185,7 +191,7 @@ def train(
             Job(federation, flat, method, sgd, loss, seed, buffers),
             server,
             store,
-            make_engine(engine),
+            where,
             participation,
             rounds,
             evaluate,
@@ -205,6 +211,23 @@ def train(
         return Run(method, history, trained, server, store)
 
 
+def _check_kinds(federation: object, model: object, local: object) -> None:
+    """What is easily mixed up; the rest speaks for itself."""
+    if not isinstance(federation, Federation):
+        raise FedflatError(
+            f"train() begins with a federation, not with a {type(federation).__name__}: make one with "
+            "federate('digits', Dirichlet(0.1), clients=20) or Federation(clients=[(x, y), ...])."
+        )
+    if isinstance(model, type):
+        raise FedflatError(
+            f"model is the class {model.__name__}; give one that is made: {model.__name__}(...)."
+        )
+    if not isinstance(model, str | nn.Module):
+        raise FedflatError(f"model must be a name or an nn.Module, not a {type(model).__name__}.")
+    if local is not None and not isinstance(local, LocalSGD):
+        raise FedflatError(f"local must be LocalSGD(lr=..., epochs=...), not a {type(local).__name__}.")
+
+
 def _engine_name(engine: str | Engine) -> str:
     return engine if isinstance(engine, str) else type(engine).__name__.lower()
 
@@ -216,5 +239,5 @@ def _one_of(argument: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def _at_least_1(**counts: int | None) -> None:
     for name, count in counts.items():
-        if count is not None and count < 1:
-            raise FedflatError(f"{name}={count}: give at least 1.")
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise FedflatError(f"{name}={count}: give a whole number, at least 1.")

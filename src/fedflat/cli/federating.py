@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import MissingExtra, require
 from .app import FEDERATIONS, app, console
 
 federate = typer.Typer(
@@ -30,6 +31,10 @@ def init(
         highlight=False,
         soft_wrap=True,
     )
+    try:
+        require("flwr", "flwr", "flower", "Starting it")
+    except MissingExtra as missing:
+        console.print(str(missing), style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 @federate.command("keys")

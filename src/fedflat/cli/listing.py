@@ -13,7 +13,18 @@ from rich.table import Table
 
 from ..experiments.experiment import NATURAL
 from .app import THERE_IS, app, console
-from .options import PARTITION_HELP, ClientColumn, Clients, DataDirectory, Download, Target
+from .options import (
+    PARTITION_HELP,
+    ClientColumn,
+    ClientFolders,
+    Clients,
+    DataDirectory,
+    Download,
+    Features,
+    ImageSize,
+    Target,
+    named,
+)
 
 
 @app.command(rich_help_panel=THERE_IS)
@@ -32,6 +43,9 @@ def split(
     download: Download = False,
     target: Target = None,
     client_column: ClientColumn = None,
+    features: Features = None,
+    image_size: ImageSize = None,
+    client_folders: ClientFolders = False,
 ) -> None:
     """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
     from ..data.partitions import parse_partition
@@ -40,7 +54,9 @@ def split(
     from ..experiments.building import read_dataset
     from ..usual import usual
 
-    loaded = read_dataset(dataset, data, download, target, client_column)
+    loaded = read_dataset(
+        dataset, data, download, target, client_column, named(features), image_size, client_folders
+    )
     chosen = parse_partition(partition)
     labels = loaded.labels
     natural = partition.split("/")[-1] in NATURAL

@@ -11,7 +11,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..errors import FedflatError
+from ..errors import FedflatError, MissingExtra
 from .app import LOOK, app, console
 from .options import DataDirectory
 
@@ -58,6 +58,7 @@ def flatness(
 
     more = {"trace": trace, "density": density, "low-pass": lpf, "radius": radius}
     names = _measures(measure, [name for name, wanted in more.items() if wanted], everything)
+    _require(names, optional=measure is None and not everything and top == 1)
     settings = _settings(set_ or [], names)
     if "eigenvalues" in names:
         settings["eigenvalues"].setdefault("top", top)
@@ -133,6 +134,22 @@ def _measures(only: list[str] | None, more: list[str], everything: bool) -> list
     if everything:
         return list(MEASURES)
     return list(dict.fromkeys([*(only or BASIC), *more]))
+
+
+def _require(names: list[str], optional: bool) -> None:
+    """Whether everything is installed that the measures need; what nobody asked for by name is left out."""
+    from ..flatness import MEASURES
+
+    for name in list(names):
+        try:
+            MEASURES[name].require()
+        except MissingExtra as missing:
+            if not optional:
+                raise
+            names.remove(name)
+            console.print(
+                f"Without {name}: {missing}", style="yellow", markup=False, highlight=False, soft_wrap=True
+            )
 
 
 def _settings(given: list[str], names: list[str]) -> dict[str, dict[str, Any]]:

@@ -43,8 +43,32 @@ Download = Annotated[bool, typer.Option("--download", help="Download the dataset
 Target = Annotated[str | None, typer.Option(help="For a csv or Parquet file: the column with the class.")]
 ClientColumn = Annotated[
     str | None,
-    typer.Option(help="For a csv or Parquet file: the column that says whose row it is (use by-user)."),
+    typer.Option(help="For a csv or Parquet file: the column that says whose row it is; dealt out by-user."),
 ]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        help="For a csv or Parquet file: the columns to learn from, such as age,pressure. (default: all others with "
+        "numbers)"
+    ),
+]
+ImageSize = Annotated[
+    int | None, typer.Option(help="For a folder of images: the height and width to resize all to.", min=1)
+]
+ClientFolders = Annotated[
+    bool,
+    typer.Option(
+        "--client-folders",
+        help="For a folder of images: it holds a folder per client, with one per class in it; dealt out by-user.",
+    ),
+]
+
+
+def named(columns: str | None) -> list[str] | None:
+    """The columns of `--features`."""
+    return None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+
+
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Another value for any key of the experiment, such as local.lr=0.05."),

@@ -9,7 +9,20 @@ import typer
 
 from ..errors import FedflatError
 from .app import TRAIN, app, console
-from .options import PARTITION_HELP, ClientColumn, Clients, DataDirectory, Download, Set, Target, usually
+from .options import (
+    PARTITION_HELP,
+    ClientColumn,
+    ClientFolders,
+    Clients,
+    DataDirectory,
+    Download,
+    Features,
+    ImageSize,
+    Set,
+    Target,
+    named,
+    usually,
+)
 from .training import train_all
 
 if TYPE_CHECKING:
@@ -57,6 +70,9 @@ def run(
     download: Download = False,
     target: Target = None,
     client_column: ClientColumn = None,
+    features: Features = None,
+    image_size: ImageSize = None,
+    client_folders: ClientFolders = False,
     per_round: Annotated[
         int | None, typer.Option(help=f"Clients that take part in a round. {usually('per_round')}", min=1)
     ] = None,
@@ -159,6 +175,9 @@ def run(
         "download": download or None,
         "target": target,
         "client_column": client_column,
+        "features": named(features),
+        "image_size": image_size,
+        "client_folders": client_folders or None,
         "participation": per_round,
         "rounds": rounds,
         "local.lr": lr,
@@ -212,7 +231,7 @@ def resume(
     """Go on with a run after Ctrl-C, a crash or a power cut: the result has the same bits as without it."""
     from ..experiments.running import experiment_of, is_done
 
-    experiment = experiment_of(directory)
+    experiment = experiment_of(directory, to_run=True)
     if rounds is not None:
         experiment = experiment.model_copy(update={"rounds": rounds})
     if is_done(directory, experiment.rounds):

@@ -38,7 +38,8 @@ def train_all(experiments: list[Experiment], out: Path | None, resuming: bool = 
         if federation is None or filled.seed != last_seed:
             federation = make_federation(filled, filled.seed if isinstance(filled.seed, int) else 0)
             last_seed = filled.seed
-            _announce(filled, federation)
+            _announce(experiment.filled(len(federation)), federation)
+        filled = experiment.filled(len(federation))
         label = as_method(filled.method).name
         rounds = filled.rounds or 1
         try:
@@ -65,10 +66,12 @@ def _announce(filled: Experiment, federation: Federation) -> None:
 
     local = filled.local
     length = f"{local.epochs} epochs" if local.steps is None else f"{local.steps} steps"
+    partition = str(make_partition(filled.partition))
+    dealt = partition if partition.startswith("by-") else f"by {partition}"
     active = f"{filled.participation} a round"
     console.print(
-        f"{federation.name}, {federation.samples:,} samples over {len(federation)} clients by "
-        f"{make_partition(filled.partition)}, {active}, {filled.rounds} rounds of {length}, "
+        f"{federation.name}, {federation.samples:,} samples over {len(federation)} clients {dealt}, "
+        f"{active}, {filled.rounds} rounds of {length}, "
         f"batch {local.batch_size}, lr {local.lr:g}, model {filled.model}, seed {filled.seed}"
         + (f" ({federation.note})" if federation.note else ""),
         style="dim",

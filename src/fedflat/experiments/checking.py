@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..errors import FedflatError
@@ -10,7 +11,7 @@ from .experiment import Experiment
 from .problems import Problem
 
 
-def check(experiment: Experiment) -> list[Problem]:
+def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
     """What the schema cannot see: names, parameters, and what does not go together."""
     problems: list[Problem] = []
 
@@ -24,10 +25,13 @@ def check(experiment: Experiment) -> list[Problem]:
     from ..composition import as_method
     from ..data.augmentation import find_augmentation
     from ..engines import make_engine
+    from ..environment import check_device
     from ..store import parse_size
     from .building import (
+        OF_A_FOLDER,
+        OF_A_TABLE,
         check_dataset,
-        check_device,
+        check_fits,
         check_model,
         make_participation,
         make_partition,
@@ -36,9 +40,12 @@ def check(experiment: Experiment) -> list[Problem]:
     )
 
     filled = experiment.filled()
-    attempt("dataset", lambda: check_dataset(experiment))
+    if attempt("dataset", lambda: check_dataset(experiment)):
+        for key in (*OF_A_TABLE, *OF_A_FOLDER):
+            attempt(key, partial(check_fits, experiment, key))
     attempt("model", lambda: check_model(filled.model or "mlp"))
-    attempt("device", lambda: check_device(experiment.device))
+    if to_run:
+        attempt("device", lambda: check_device(experiment.device))
     attempt("method", lambda: as_method(experiment.method))
     partition = attempt("partition", lambda: make_partition(experiment.partition))
     if experiment.augment is not None:
@@ -50,9 +57,9 @@ def check(experiment: Experiment) -> list[Problem]:
     participation = attempt("participation", lambda: make_participation(filled.participation))
     if participation is not None and partition is not None and filled.clients is not None:
         attempt("participation", lambda: participation.check(filled.clients, filled.rounds))
-    if experiment.engine is not None:
+    if to_run and experiment.engine is not None:
         attempt("engine", lambda: make_engine(str(experiment.engine)))
-    if experiment.ray is not None:
+    if to_run and experiment.ray is not None:
         attempt("ray", lambda: make_ray(experiment, 0))
     if experiment.state_memory is not None:
         attempt("state_memory", lambda: parse_size(str(experiment.state_memory)))

@@ -17,9 +17,15 @@ from .problems import ExperimentError, Lines, schema_problems
 
 
 def make_experiment(
-    content: Mapping[str, Any], source: str = "The experiment", lines: Lines | None = None
+    content: Mapping[str, Any],
+    source: str = "The experiment",
+    lines: Lines | None = None,
+    to_run: bool = True,
 ) -> Experiment:
-    """A checked experiment; what is wrong with it comes in one message."""
+    """A checked experiment; what is wrong with it comes in one message.
+
+    Unless it is `to_run`, nothing is said about what this machine lacks to do so.
+    """
     lines = lines or {}
     try:
         experiment = Experiment.model_validate(dict(content))
@@ -28,15 +34,18 @@ def make_experiment(
         bad = {problem.place[0] for problem in problems if problem.place}
         rest = {key: value for key, value in content.items() if key not in bad}
         with contextlib.suppress(ValidationError):  # what else is wrong, apart from that
-            problems += [p for p in check(Experiment.model_validate(rest)) if p.place[0] in rest]
+            problems += [p for p in check(Experiment.model_validate(rest), to_run) if p.place[0] in rest]
         raise ExperimentError(source, problems, lines) from None
-    problems = check(experiment)
+    problems = check(experiment, to_run)
     if problems:
         raise ExperimentError(source, problems, lines)
     return experiment
 
 
-def load_experiment(path: str | Path, changes: Mapping[str, Any] | None = None) -> Experiment:
+def load_experiment(
+    path: str | Path, changes: Mapping[str, Any] | None = None, to_run: bool = True
+) -> Experiment:
     """A checked experiment from a file, with changes by dotted keys."""
     content, lines = read_file(path)
-    return make_experiment(changed(content, changes or {}), str(path), unchanged(lines, changes or {}))
+    changes = changes or {}
+    return make_experiment(changed(content, changes), str(path), unchanged(lines, changes), to_run)

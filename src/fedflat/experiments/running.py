@@ -41,6 +41,7 @@ def run_experiment(
     filled = experiment.filled()
     seed = experiment.seed
     federation = federation or make_federation(filled, seed)
+    filled = experiment.filled(len(federation))
     method = as_method(filled.method)
     with Trackers(filled.trackers, method.name, filled.written(), out) as trackers:
 
@@ -90,8 +91,8 @@ def usual_engine(experiment: Experiment) -> str:
     return "inprocess" if small else "workers"
 
 
-def experiment_of(run: str | Path) -> Experiment:
-    """The experiment that a run directory holds."""
+def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
+    """The experiment that a run directory holds; unless it is `to_run`, this machine need not be able to run it."""
     path = Path(run) / "experiment.yaml"
     if not path.exists():
         read_settings(run)
@@ -99,7 +100,7 @@ def experiment_of(run: str | Path) -> Experiment:
             f"{run} was not started from the command line or an experiment: go on with it in Python, with the same "
             f"arguments and train(..., out='{run}', resume=True)."
         )
-    return load_experiment(path)
+    return load_experiment(path, to_run=to_run)
 
 
 def is_done(run: str | Path, rounds: int | None = None) -> bool:

@@ -62,7 +62,7 @@ def hessian_eigenpairs(
             eigsh,
         )
     except ImportError:
-        raise MissingExtra("scipy", "flatness", "Eigenvalues of the Hessian") from None
+        raise MissingExtra("scipy", "flatness", "The measure eigenvalues") from None
     at_least("top", top, 1)
     if top >= surface.size:
         raise FedflatError(f"top={top}: the model has {surface.size} weights; ask for fewer eigenvalues.")

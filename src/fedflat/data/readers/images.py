@@ -38,7 +38,7 @@ def decode_images(
         if pixels.shape != result.shape[1:]:
             raise FedflatError(
                 f"{name} is {image.width}x{image.height}, the first image "
-                f"{result.shape[2]}x{result.shape[1]}; give a size to which all are resized."
+                f"{result.shape[2]}x{result.shape[1]}; give a size to which all are resized (--image-size)."
             )
         result[number] = pixels
     if result is None:
