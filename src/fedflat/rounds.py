@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .engines import Engine, Job
+from .errors import FedflatError
 from .evaluation import ClassMix
 from .messages import Download, Missing
 from .participation import Participation
@@ -116,8 +118,10 @@ class Rounds:
         (client, sentence), count = refused[0], len(refused)
         reason = ""
         if "NaN" in sentence:
-            inputs, _ = self.job.federation.client(client).stored()
-            spoiled = inputs.is_floating_point() and not math.isfinite(inputs.sum().item())
+            spoiled = False
+            with contextlib.suppress(FedflatError):  # the data may be elsewhere
+                inputs, _ = self.job.federation.client(client).stored()
+                spoiled = inputs.is_floating_point() and not math.isfinite(inputs.sum().item())
             reason = " Its data holds such values: fill or drop them." if spoiled else " A lower lr may help."
         warnings.warn(
             f"{sentence}{reason} {'All' if count == active else f'{count} of'} {active} uploads of the round are "
