@@ -19,7 +19,7 @@ MEASURED, PAGE = HERE / "small-scale.json", HERE / "small-scale.md"
 HEAD = """# Every preset at small scale
 
 `fedflat reproduce PRESET --scale small`, one after the other, one run at a time on one core of a machine with two:
-seconds from the command to the table, and how it ended. What it shows is that everything runs, not the papers' numbers.
+seconds from the command to the table, and how it ended. It shows that everything runs, not the papers' numbers.
 
 | preset | runs | seconds | exit code |
 | --- | ---: | ---: | ---: |
