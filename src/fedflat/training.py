@@ -178,10 +178,21 @@ def train(
     """
     method = as_method(method)
     sgd = local or LocalSGD()
+    if not isinstance(sgd, LocalSGD):
+        raise FedflatError(f"local must be the clients' optimiser, such as LocalSGD(lr=0.1), not {local!r}.")
+    if not isinstance(model, str | nn.Module):
+        made = f" Make one of it: {model.__name__}()." if isinstance(model, type) else ""
+        raise FedflatError(f"model must be a name or a module, not {model!r}.{made}")
+    if resume and out is None:
+        raise FedflatError("resume=True: name the directory of the run to go on with, out=....")
     if isinstance(participation, bool | float):
         raise FedflatError(f"participation={participation}: give a number of clients, or Bernoulli(0.1).")
     if participation is None or isinstance(participation, int):
         participation = Everyone() if participation is None else Uniform(participation)
+    if not hasattr(participation, "choose"):
+        raise FedflatError(
+            f"participation must be a number of clients, Bernoulli(0.1) or the like, not {participation!r}."
+        )
     _one_of("weighting", weighting, ("samples", "uniform"))
     _one_of("evaluate", evaluate, ("server", "average"))
     _one_of("buffers", buffers, BUFFER_POLICIES)

@@ -59,6 +59,8 @@ def federate(
         dataset = load_dataset(dataset, data, download)
     if isinstance(partition, str):
         partition = parse_partition(partition)
+    if not hasattr(partition, "split"):
+        raise FedflatError(f'partition must be such as Dirichlet(0.1) or "dirichlet:0.1", not {partition!r}.')
     if clients is None and not isinstance(partition, ByUser | ByDomain):
         clients = usual(dataset.name).clients
     if clients is not None and clients < 1:
