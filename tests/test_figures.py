@@ -149,6 +149,9 @@ def test_runs_in_memory_seeds_in_lists_and_other_values():
     axes = figures.learning_curves({"w": worst}, value="worst_decile", within=(10, 40)).axes[0]
     assert named_lines(axes)["w"].get_ydata() == [25]
     assert axes.get_ylim() == (10, 40)
+    for unnamed in (runs[0], runs, {"a": 3}):
+        with pytest.raises(FedflatError, match=r"^Give what to draw by name, .* not (Run|int)\.$"):
+            figures.learning_curves(unnamed)
 
 
 def test_many_lines_differ_in_grey_and_their_legend_hides_nothing():

@@ -127,6 +127,25 @@ def test_interpolation_ends_at_both_ends(data):
     assert fractions.tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert losses[0] == pytest.approx(surface.value(start))
     assert losses[-1] == pytest.approx(np.log(3))
+    other = network(seed=5)
+    by_vectors = interpolation(module, start, FlatModel.of(other).vector, data, points=3)
+    for model in (module, FlatModel.of(module)):  # which stays where it is while others are looked at
+        by_models = interpolation(model, model, other, data, points=3)
+        np.testing.assert_array_equal(by_models[1], by_vectors[1])
+
+
+def test_what_is_not_a_model_or_not_data_is_said(data):
+    run = ff.train(ff.Federation([(data.inputs, data.targets)]), network(), rounds=1, dtype=torch.float64)
+    with pytest.raises(FedflatError, match=r"^Give models by name, such as {'FedSAM': run.model}\.$"):
+        landscape(run.model, data)
+    with pytest.raises(FedflatError, match=r"^Give a module, such as a run's model, not Run\.$"):
+        landscape({"a": run}, data)
+    with pytest.raises(
+        FedflatError, match=r"^Give a federation, .* not None; has the federation a test set\?$"
+    ):
+        ff.sharpness(run.model, ff.Federation([(data.inputs, data.targets)]).test)
+    with pytest.raises(FedflatError, match=r"^Give a federation, .* not tuple\.$"):
+        ff.sharpness(run.model, (data.inputs, data.targets))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsam", "fedprox"])

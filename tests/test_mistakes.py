@@ -58,7 +58,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a function for a method": (lambda: train(method=ff.fedgmt), r"call it: fedgmt\(\.\.\.\)"),
     "a class for a mechanism": (lambda: train(method=ff.LocalAscent), r"call it: LocalAscent\(\.\.\.\)"),
     "a class for a model": (lambda: train(model=nn.Linear), r"the class Linear.*Linear\(\.\.\.\)"),
-    "no model": (lambda: train(model=3), "a name or an nn.Module, not a int"),
+    "no model": (lambda: train(model=3), "a name or an nn.Module, not 3"),
     "too few outputs": (lambda: train(model=nn.Linear(5, 1)), "Has the model an output for every class"),
     "two outputs": (lambda: train(model=Pairs(5, 2)), "must return one tensor"),
     "a mapping for SGD": (lambda: train(local={"lr": 0.1}), r"LocalSGD\(lr=\.\.\., epochs=\.\.\.\), not a dict"),

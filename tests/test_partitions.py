@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from rich.console import Console
 
+from fedflat.data import federate
 from fedflat.data.partitions import (
     IID,
     ByDomain,
@@ -702,3 +703,8 @@ def test_pictures_that_cannot_be(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match=r"Drawing a split needs matplotlib.*fedflat\[plot\]"):
         draw(labels, [np.arange(20)], 2, tmp_path / "split.png")
+
+
+def test_what_is_no_partition_is_said():
+    with pytest.raises(FedflatError, match=r"^partition must be such as Dirichlet\(0.1\) or .*, not 0.1\.$"):
+        federate("digits", 0.1)

@@ -5,6 +5,7 @@ import copy
 import json
 import math
 import random
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 
@@ -537,12 +538,27 @@ def test_without_a_test_set_nothing_is_evaluated():
         ({"method": "fedsamm"}, "Did you mean 'fedsam'"),
         ({"rounds": 0}, "rounds=0"),
         ({"eval_every": 0}, "eval_every=0"),
+        ({"local": 0.1}, r"^local must be LocalSGD\(lr=..., epochs=...\), not 0.1\.$"),
+        ({"model": nn.Linear}, r"^model is the class Linear; give one that is made: Linear\(...\)\.$"),
+        ({"model": 3}, r"^model must be a name or an nn.Module, not 3\.$"),
+        ({"method": ff.fedsam}, r"^fedsam is not a method yet; call it: fedsam\(...\)\.$"),
+        ({"method": [ff.LocalAscent]}, r"^LocalAscent is not a method yet; call it: LocalAscent\(...\)\.$"),
+        ({"participation": [0, 1]}, r"^participation must be a number of clients, .* not \[0, 1\]\.$"),
+        ({"resume": True}, r"^resume=True: name the directory"),
     ],
     ids=str,
 )
 def test_impossible_arguments(wrong, complaint):
     with pytest.raises(ff.FedflatError, match=complaint):
         ff.train(ff.Federation(problem()[0]), **{"rounds": 1, **wrong})
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest():
+    with pytest.raises(AttributeError) as caught:
+        ff.fedsamm  # noqa: B018
+    assert "fedflat' has no attribute 'fedsamm'. Did you mean: 'fedsam'?" in "".join(
+        traceback.format_exception(caught.value)
+    )
 
 
 # -- bad uploads ---------------------------------------------------------------------------------------

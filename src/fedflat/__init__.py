@@ -6,6 +6,7 @@ Trains one model across many clients so that it lands in a flat minimum of the g
 from __future__ import annotations
 
 import ast
+import sys
 from importlib import import_module, resources
 from typing import Any
 
@@ -26,7 +27,8 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: `import fedflat` alone does not load torch."""
     if name not in _HOME:
-        raise AttributeError(f"module 'fedflat' has no attribute '{name}'")
+        package = sys.modules[__name__]  # with it Python adds the nearest name to the message
+        raise AttributeError(f"module 'fedflat' has no attribute '{name}'", name=name, obj=package)
     home = import_module(_HOME[name], __name__)
     value = home if _HOME[name] == f".{name}" else getattr(home, name)
     globals()[name] = value

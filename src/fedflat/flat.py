@@ -96,6 +96,8 @@ class FlatModel:
         """A flat copy of a module, which stays as it is; a flat model is returned itself."""
         if isinstance(model, FlatModel):
             return model
+        if not isinstance(model, nn.Module):
+            raise FedflatError(f"Give a module, such as a run's model, not {type(model).__name__}.")
         first = next(model.parameters())
         return cls(copy.deepcopy(model), first.dtype, first.device)
 

@@ -100,4 +100,10 @@ def as_participation(given: Participation | int | None) -> Participation:
         raise FedflatError(f"participation={given}: give a number of clients, or Bernoulli(0.1).")
     if given is None:
         return Everyone()
-    return Uniform(given) if isinstance(given, int) else given
+    if isinstance(given, int):
+        return Uniform(given)
+    if not hasattr(given, "choose"):
+        raise FedflatError(
+            f"participation must be a number of clients, Bernoulli(0.1) or the like, not {given!r}."
+        )
+    return given

@@ -129,6 +129,8 @@ def train(
     check_device(device)
     method = as_method(method)
     sgd = local or LocalSGD()
+    if resume and out is None:
+        raise FedflatError("resume=True: name the directory of the run to go on with, out=....")
     participation = as_participation(participation)
     _one_of("weighting", weighting, ("samples", "uniform"))
     _one_of("evaluate", evaluate, ("server", "average"))
@@ -223,9 +225,9 @@ def _check_kinds(federation: object, model: object, local: object) -> None:
             f"model is the class {model.__name__}; give one that is made: {model.__name__}(...)."
         )
     if not isinstance(model, str | nn.Module):
-        raise FedflatError(f"model must be a name or an nn.Module, not a {type(model).__name__}.")
+        raise FedflatError(f"model must be a name or an nn.Module, not {model!r}.")
     if local is not None and not isinstance(local, LocalSGD):
-        raise FedflatError(f"local must be LocalSGD(lr=..., epochs=...), not a {type(local).__name__}.")
+        raise FedflatError(f"local must be LocalSGD(lr=..., epochs=...), not {local!r}.")
 
 
 def _engine_name(engine: str | Engine) -> str:

@@ -65,6 +65,8 @@ def federate(
         )
     if isinstance(partition, str):
         partition = parse_partition(partition)
+    if not hasattr(partition, "split"):
+        raise FedflatError(f'partition must be such as Dirichlet(0.1) or "dirichlet:0.1", not {partition!r}.')
     if clients is None and not isinstance(partition, ByUser | ByDomain):
         clients = usual(dataset.name).clients
     if clients is not None and not isinstance(clients, int):

@@ -41,7 +41,8 @@ def gather(runs: Runs) -> list[Trials]:
     if isinstance(runs, Mapping):
         found = [_named(name, source) for name, source in runs.items()]
     else:
-        groups = compare(find_runs([runs] if isinstance(runs, str | Path) else runs))
+        several = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+        groups = compare(find_runs([_place(one) for one in several]))
         found = [Trials(written(group.name), _read(group.runs), group.runs) for group in groups]
     if not found:
         raise FedflatError("There is nothing to draw: give at least one run.")
@@ -75,9 +76,24 @@ def _named(name: str, source: Any) -> Trials:
     for one in source if several else [source]:
         if isinstance(one, str | Path):
             places += find_runs([one])
+        elif not _is_history(one) and not hasattr(one, "history"):
+            raise _unnamed(one)
         else:
             histories.append(one if _is_history(one) else one.history)
     return Trials(name, [*histories, *_read(places)], places)
+
+
+def _place(given: Any) -> Place:
+    if not isinstance(given, str | Path):
+        raise _unnamed(given)
+    return given
+
+
+def _unnamed(given: Any) -> FedflatError:
+    return FedflatError(
+        "Give what to draw by name, such as {'FedSAM': run}, or directories of runs, "
+        f"not {type(given).__name__}."
+    )
 
 
 def _is_history(source: Any) -> bool:

@@ -25,6 +25,8 @@ from .points import Point, losses_at
 from .surface import Surface
 
 Data = Shard | Federation
+Weights = Tensor | nn.Module | FlatModel
+"""A point: all weights as one vector, or a model that has them."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def landscape(
             f"dimensions={dimensions}, points={points}, reach={reach}: give 1 or 2 dimensions, at least 2 points and "
             "a reach above 0."
         )
+    if not isinstance(models, Mapping):
+        raise FedflatError("Give models by name, such as {'FedSAM': run.model}.")
     named = data if isinstance(data, Mapping) else {"train": data}
     axis = np.linspace(-reach, reach, points)
     grid = np.stack(np.meshgrid(*[axis] * dimensions, indexing="ij"), axis=-1).reshape(-1, dimensions)
@@ -113,7 +117,7 @@ class Plane:
 
 def plane(
     model: nn.Module | FlatModel,
-    corners: Sequence[Tensor],
+    corners: Sequence[Weights],
     data: Mapping[str, Data] | Data,
     paths: Mapping[str, Sequence[Tensor]] | None = None,
     points: int = 25,
@@ -125,18 +129,18 @@ def plane(
     """`L(w₀ + a u + b v)` with u, v the Gram-Schmidt basis of w₁ − w₀ and w₂ − w₀ (Garipov et al. 2018).
 
     The grid reaches `margin` of its size beyond the three points and the paths, which are projected onto the plane.
+    Points are vectors, such as `run.server.w`, or models.
     """
     if len(corners) != 3:
         raise FedflatError(f"A plane goes through three points, not {len(corners)}.")
-    origin = corners[0]
-    u = corners[1] - origin
+    three = [_vector(corner) for corner in corners]
+    origin = three[0]
+    u = three[1] - origin
     u = u / torch.linalg.vector_norm(u)
-    v = corners[2] - origin
+    v = three[2] - origin
     v = v - torch.dot(v, u) * u
     length = torch.linalg.vector_norm(v)
-    if not bool(length > 1e-9 * torch.linalg.vector_norm(corners[2] - origin)) or not bool(
-        u.isfinite().all()
-    ):
+    if not bool(length > 1e-9 * torch.linalg.vector_norm(three[2] - origin)) or not bool(u.isfinite().all()):
         raise FedflatError("The three points lie on a line, which no single plane goes through.")
     v = v / length
 
@@ -144,7 +148,7 @@ def plane(
         offsets = torch.stack([w - origin for w in weights])
         return (offsets @ torch.stack([u, v]).T).double().cpu().numpy()
 
-    marks = placed(corners)
+    marks = placed(three)
     lines = {name: placed(steps) for name, steps in (paths or {}).items()}
     everything = np.concatenate([marks, *lines.values()])
     low, high = everything.min(axis=0), everything.max(axis=0)
@@ -169,16 +173,24 @@ def merged(losses: Sequence[np.ndarray]) -> np.ndarray:
 
 def interpolation(
     model: nn.Module | FlatModel,
-    start: Tensor,
-    end: Tensor,
+    start: Weights,
+    end: Weights,
     data: Data,
     points: int = 21,
     beyond: float = 0.25,
     loss: LossFunction = F.cross_entropy,
     jobs: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`L((1−t) start + t end)` with t from −beyond to 1 + beyond: fractions and losses."""
+    """`L((1−t) start + t end)` with t from −beyond to 1 + beyond: fractions and losses.
+
+    Both ends are vectors, such as `run.server.w`, or models.
+    """
+    first, last = _vector(start), _vector(end)
     fractions = np.linspace(-beyond, 1 + beyond, points)
     surface = Surface(model, data, loss)
     wanted = [Point("line", (float(t),)) for t in fractions]
-    return fractions, np.array(losses_at(surface, start, [end - start], wanted, jobs, None))
+    return fractions, np.array(losses_at(surface, first, [last - first], wanted, jobs, None))
+
+
+def _vector(point: Weights) -> Tensor:
+    return point if isinstance(point, Tensor) else FlatModel.of(point).vector.clone()

@@ -144,6 +144,9 @@ def _fitting(data: Shard | Federation, vector: Tensor) -> Shard:
     """All samples, in the floating type and on the device of the model."""
     if isinstance(data, Federation):
         return data.to(vector.dtype, vector.device).union()
+    if not isinstance(data, Shard):
+        given = "None; has the federation a test set?" if data is None else f"{type(data).__name__}."
+        raise FedflatError(f"Give a federation, or a part of one such as federation.test, not {given}")
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(vector.device, vector.dtype if tensor.is_floating_point() else tensor.dtype)
