@@ -61,7 +61,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no model": (lambda: train(model=3), "a name or an nn.Module, not 3"),
     "too few outputs": (lambda: train(model=nn.Linear(5, 1)), "Has the model an output for every class"),
     "two outputs": (lambda: train(model=Pairs(5, 2)), "must return one tensor"),
-    "a mapping for SGD": (lambda: train(local={"lr": 0.1}), r"LocalSGD\(lr=\.\.\., epochs=\.\.\.\), not a dict"),
+    "a mapping for SGD": (lambda: train(local={"lr": 0.1}), r"LocalSGD\(lr=\.\.\., epochs=\.\.\.\), not {"),
     "half a round": (lambda: train(rounds=2.5), "rounds=2.5: give a whole number"),
     "arrays for a federation": (lambda: train((X, Y)), r"not with a tuple.*Federation\(clients="),
     "a name for a federation": (lambda: train("digits"), r"not with a str.*federate\('digits'"),
