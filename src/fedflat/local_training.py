@@ -23,6 +23,7 @@ from .errors import FedflatError
 from .evaluation import LossFunction
 from .flat import FlatModel, Gradients, all_dense
 from .frozen import FrozenModels, Passes
+from .hook_checks import Kept, Received, Untouched, in_place, named, one_number
 from .local import Local, Step
 from .local_sgd import LocalSGD, clip_, sgd_
 from .mechanism import Correction, Mechanism, overrides
@@ -99,9 +100,12 @@ class LocalTraining:
         local = self.local
         local.round, local.client, local.lr = download.round, client, download.lr
         local.samples, local.steps = len(shard), self.sgd.steps_for(len(shard))
-        local.start, local.received, local.state = download.start, dict(download.values), state
+        local.start, local.received, local.state = download.start, Received(download.values), Kept(state)
         local.notes.clear()
-        kept_buffers = state.pop("buffers", None)
+        kept_buffers = local.state.pop("buffers", None)
+        read = Untouched(
+            **download.values, **{f"local.state['{name}']": v for name, v in local.state.items()}
+        )
         self._begin_buffers(download.buffers, kept_buffers)
         self.w.copy_(download.start)
         self.passes = Passes()
@@ -123,7 +127,8 @@ class LocalTraining:
         local.update = self.w - download.start
         vectors: dict[str, Tensor] = {}
         for mechanism in self.ends:
-            vectors.update(mechanism.end(local))
+            vectors.update(named(mechanism, "end", mechanism.end(local)))
+        read.check("what is received or kept is read by others too: make a new vector of it")
         buffers = self.model.read_buffers()
         if self.buffers == "local" and buffers is not None:
             local.state["buffers"] = buffers
@@ -143,7 +148,7 @@ class LocalTraining:
             state=local.state,
         )
         for mechanism in self.leaves:
-            mechanism.leave(local, upload)
+            in_place(mechanism, "leave", "change the upload in place", local, upload)
         self._hold_to_contracts(upload)
         return upload
 
@@ -168,14 +173,16 @@ class LocalTraining:
         outputs = self.model.module(step.inputs)
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
-            total = total + mechanism.loss(step, outputs)
+            total = total + one_number(mechanism, mechanism.loss(step, outputs))
         self.passes.make(1, 1)
         return self.model.gradients(total), plain.detach()
 
     def _take_step(self, first: bool) -> None:
         step, d, sgd = self.step, self.direction, self.sgd
+        iterate = self.w._version
         for mechanism in self.shifts:
-            mechanism.shift(step)
+            in_place(mechanism, "shift", "move the point with step.move or step.climb", step)
+            self._check_iterate(mechanism, "shift", iterate, "move the point with step.move or step.climb")
         step.settle()
         gradients, loss = self.differentiate(step)
         self._loss_sum += loss
@@ -190,13 +197,20 @@ class LocalTraining:
             clip_(d, sgd.clip_norm)
         for mechanism, correction in self.corrections:
             if correction is None:
-                mechanism.direction(step, d)
+                in_place(mechanism, "direction", "change d in place, as d.mul_(0.5) does", step, d)
+                self._check_iterate(
+                    mechanism, "direction", iterate, "change d, which the iterate then follows"
+                )
             else:
                 correction.apply(d, self.w)
         if sgd.clip_norm is not None and sgd.clip_stage == "direction":
             clip_(d, sgd.clip_norm)
         momentum = None if self.momentum is None else [self.momentum]
         sgd_([self.w], [d], momentum, sgd.momentum, sgd.weight_decay, self.local.lr, first)
+
+    def _check_iterate(self, mechanism: Mechanism, hook: str, before: int, remedy: str) -> None:
+        if self.w._version != before:
+            raise FedflatError(f"{mechanism.name}: {hook} changed the iterate itself in place; {remedy}.")
 
     def _fold_corrections(self) -> None:
         """Find out how directions are corrected in this round."""

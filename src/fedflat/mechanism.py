@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar, dataclass_transform
 from torch import Tensor
 
 from .errors import FedflatError
+from .hook_checks import check_class, refuse_change
 from .parameters import check_parameters, choice, number
 
 if TYPE_CHECKING:
@@ -111,7 +112,14 @@ class Mechanism:
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+        ours = registry[cls.name].__module__ if cls.name in registry else ""
+        if ours.startswith(f"{__package__}.") and not cls.__module__.startswith(f"{__package__}."):
+            raise FedflatError(
+                f"fedflat has a mechanism {cls.name} already; call {cls.__name__} something else."
+            )
+        check_class(cls, Mechanism)
         dataclass(frozen=True)(cls)
+        cls.__setattr__ = refuse_change  # type: ignore[method-assign]
         registry[cls.name] = cls
 
     def __post_init__(self) -> None:

@@ -94,8 +94,9 @@ def usual_engine(experiment: Experiment) -> str:
 def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
     """The experiment that a run directory holds; unless it is `to_run`, this machine need not be able to run it."""
     path = Path(run) / "experiment.yaml"
+    if not path.exists() or (Path(run) / "run.json").exists():
+        read_settings(run, to_go_on=to_run)  # before keys that another version may have
     if not path.exists():
-        read_settings(run)
         raise FedflatError(
             f"{run} was not started from the command line or an experiment: go on with it in Python, with the same "
             f"arguments and train(..., out='{run}', resume=True)."

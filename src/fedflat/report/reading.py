@@ -13,7 +13,8 @@ import yaml
 
 from ..errors import FedflatError, explained
 from ..experiments.compare import describe
-from ..rundirectory import FORMAT, read_metrics, read_settings
+from ..formats import RUN
+from ..rundirectory import read_metrics, read_settings
 
 FILES = ("run.json", "metrics.jsonl", "experiment.yaml", "flatness.json", "landscape.json")
 """All that is read of a run."""
@@ -83,10 +84,10 @@ def read_run(path: Path) -> RunFiles:
     """A run with whatever is sound of it; an error if it is of a version that cannot be read."""
     notes: list[str] = []
     settings = _mapping(path / "run.json", notes)
-    if settings.get("format", 0) != FORMAT and settings:
+    if settings.get("format", 0) != RUN and settings:
         read_settings(path)  # refuses what is newer
         if not isinstance(settings.get("format"), int):
-            notes.append(f"run.json does not say which format it has; read as format {FORMAT}.")
+            notes.append(f"run.json does not say which format it has; read as format {RUN}.")
     if not settings and not (path / "run.json").exists():
         notes.append("There is no run.json: versions, and when it ran, are unknown.")
     experiment = _experiment(path, notes)
