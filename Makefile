@@ -10,7 +10,7 @@ demo: $(VENV)/installed  ## set up and run the main job on the data inside the p
 	$(BIN)/fedflat run
 
 test: $(VENV)/tested browser  ## set up and run all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3  # one more than two cores: the tests of Flower mostly wait
 
 browser:  ## the browser that the report's tests drive
 	tools/get-chromium
@@ -24,10 +24,10 @@ format: $(VENV)/tested  ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/installed  ## measure everything and write benchmarks/README.md: about 40 minutes
+bench: $(VENV)/measurable  ## measure everything and write benchmarks/README.md: about 40 minutes
 	$(BIN)/python -m benchmarks
 
-bench-quick: $(VENV)/installed  ## the same with less of everything: under 3 minutes
+bench-quick: $(VENV)/measurable  ## the same with less of everything: under 3 minutes
 	$(BIN)/python -m benchmarks --quick
 
 docs: $(VENV)/documented  ## the documentation as a site, in site/, without a network
@@ -50,6 +50,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/tested: $(VENV)/installed
 	$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+$(VENV)/measurable: $(VENV)/installed
+	$(PIP) --editable '.[ray,flower]'
 	@touch $@
 
 $(VENV)/documented: $(VENV)/installed

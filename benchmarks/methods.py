@@ -19,7 +19,7 @@ from .pace import Processes, Target, Training, markdown, race, ratio
 from .workloads import WORKLOADS, Workload
 
 CHEAP = ("scaffold", "feddyn", "fedlesam", "fednsam", "fedwmsam", "fedgmt")
-"""one pass for each of FedAvg's: measured more often, since little may be added"""
+"""one pass for each of FedAvg's"""
 SAM_FAMILY = ("fedsam", "fedasam", "mofedsam", "fedgamma", "fedspeed", "fedsam_nesterov")
 TOGETHER = 7
 
@@ -28,7 +28,7 @@ W2 = replace(WORKLOADS["W2"], clients=2, per_round=2, samples=150)
 PLAIN, AUGMENTED = "W2", "W2, crop and flip"
 FULL = (("W1", W1, 8), (PLAIN, W2, 3), (AUGMENTED, replace(W2, augment=True), 3))
 QUICK = (("W1", replace(W1, clients=2, per_round=2, samples=300), 2), (PLAIN, replace(W2, samples=50), 1))
-"""how often, and three times as often for the cheap methods"""
+"""how often, and three times as often for methods with a limit"""
 
 LIMITS = {
     **{name: {"W1": 1.12, PLAIN: 1.08, AUGMENTED: 1.08} for name in CHEAP[:4]},
@@ -38,18 +38,21 @@ LIMITS = {
 }
 
 
-def groups() -> list[tuple[str, ...]]:
-    """All methods but FedAvg, a few together."""
-    rest = [name for name in ff.METHODS if name not in ("fedavg", *CHEAP, *SAM_FAMILY)]
-    return [CHEAP, SAM_FAMILY, *(tuple(rest[i : i + TOGETHER]) for i in range(0, len(rest), TOGETHER))]
+def rest() -> list[tuple[str, ...]]:
+    """Methods that have no limit, a few together."""
+    names = [name for name in ff.METHODS if name not in ("fedavg", *CHEAP, *SAM_FAMILY)]
+    return [tuple(names[i : i + TOGETHER]) for i in range(0, len(names), TOGETHER)]
 
 
 def measure(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     result = {}
     for label, work, rounds in QUICK if quick else FULL:
-        chosen = groups() if label == "W1" or not quick else [CHEAP]
-        measured = [compare(label, work, group, rounds * (3 if group is CHEAP else 1)) for group in chosen]
+        chosen = [CHEAP, SAM_FAMILY, *rest()] if label == "W1" or not quick else [CHEAP]
+        measured = [
+            compare(label, work, group, rounds * (3 if group in (CHEAP, SAM_FAMILY) else 1))
+            for group in chosen
+        ]
         result[label] = {"steps": work.steps, "groups": measured}
     return result
 

@@ -6,8 +6,6 @@ sums over the uploads and takes three norms per round, without a pass over data.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 import fedflat as ff
 from fedflat.flatness.recording import Recording
 
-from .pace import Target, markdown, say
+from .pace import Target, markdown, say, timed
 from .workloads import WORKLOADS
 
 ALLOWED = 0.02
@@ -38,27 +36,9 @@ def measure(quick: bool) -> dict[str, Any]:
 
     count = 2 if quick else 3
     settings: dict[str, Any] = {"engine": "workers:2", "rounds": count, **work.settings}
-    originals = {name: getattr(Recording, name) for name in ("open", "receive", "finish")}
-    try:
-        for name, original in originals.items():
-            setattr(Recording, name, timed(original, inside))
+    with timed(Recording, ("open", "receive", "finish"), inside):
         ff.train(work.federation(), work.model, measure=["distance", "drift"], on_round=note, **settings)
-    finally:
-        for name, original in originals.items():
-            setattr(Recording, name, original)
     return {"clients": work.per_round, "rounds": rounds}
-
-
-def timed(function: Callable[..., Any], total: list[float]) -> Callable[..., Any]:
-    """The same function, its seconds added up."""
-
-    def call(*arguments: Any) -> Any:
-        began = time.perf_counter()
-        result = function(*arguments)
-        total[0] += time.perf_counter() - began
-        return result
-
-    return call
 
 
 def share(result: dict[str, Any]) -> float:

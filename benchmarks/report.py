@@ -21,6 +21,7 @@ PARTS = {
     "overhead": "Overhead of the engines",
     "engines": "A large model on every engine",
     "wire": "A large model over Flower",
+    "checkpoints": "Overhead of a run directory",
     "recording": "Overhead of recording flatness",
     "stacking": "Several small clients at once",
 }

@@ -17,10 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
 REFERENCE = {
-    "training": ("Training", ("training", "local", "participation", "engines", "errors", "federation")),
+    "training": (
+        "Training",
+        ("training", "round", "local_sgd", "local", "participation", "engines", "errors", "federation"),
+    ),
     "data": ("Data", ("data",)),
     "methods": ("Methods", ("method", "methods", "composition")),
-    "mechanisms": ("Mechanisms", ("mechanism", "mechanisms", "messages", "server")),
+    "mechanisms": ("Mechanisms", ("mechanism", "mechanisms", "parameters", "messages", "server")),
     "flatness": ("Flatness", ("flat", "flatness")),
     "figures": ("Figures", ("figures",)),
     "other": ("Other names", ()),
@@ -33,7 +36,7 @@ REFERENCE = {
 
 def on_config(config: Any) -> Any:
     """Fill in and clean up the navigation."""
-    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"benchmarks.md"}
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"benchmarks.md", "files.md"}
     listed: set[str] = set()
     config.nav = _present(config.nav, there, listed)
     more = sorted(there - listed)
@@ -71,10 +74,30 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "benchmarks.md", abs_src_path=str(readme)))
     font = resources.files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"
     files.append(File.generated(config, "assets/math.ttf", abs_src_path=str(font)))
+    files.append(File.generated(config, "files.md", content=_files_page()))
     for page, names in _reference().items():
         content = "\n".join([f"# {REFERENCE[page][0]}\n", *(f"::: {name}\n" for name in names)])
         files.append(File.generated(config, f"api/{page}.md", content=content))
     return files
+
+
+def _files_page() -> str:
+    """Every file of the package with its length and what it says it is about."""
+    package = ROOT / "src" / "fedflat"
+    page = [
+        "# Files\n",
+        "What every file of the package is about, in its own words, and its number of lines.\n",
+    ]
+    folders = sorted({path.parent for path in package.rglob("*.py")})
+    for folder in folders:
+        name = folder.relative_to(package.parent).as_posix()
+        page += [f"## `{name}/`\n", "| file | what it is about | lines |", "| --- | --- | ---: |"]
+        for path in sorted(folder.glob("*.py")):
+            source = path.read_text("utf-8")
+            about = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].replace("\n", " ")
+            page.append(f"| `{path.name}` | {about} | {len(source.splitlines())} |")
+        page.append("")
+    return "\n".join(page)
 
 
 def _results() -> list[Path]:

@@ -17,8 +17,9 @@ import yaml
 
 import fedflat as ff
 from fedflat.cli import main
+from fedflat.experiments.changes import changed, split_values
 from fedflat.experiments.experiment import Experiment, LocalSection
-from fedflat.experiments.reading import changed, load_experiment, make_experiment, split_values
+from fedflat.experiments.reading import load_experiment, make_experiment
 from fedflat.experiments.running import is_done, run_experiment
 from fedflat.experiments.sweep import Cell, grid, run_cells
 from fedflat.rundirectory import read_metrics

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from PIL import Image
 from torch.utils.data import Dataset as TorchDataset, IterableDataset, TensorDataset
 
@@ -195,6 +196,25 @@ def test_csv_files_as_programs_write_them(tmp_path: Path):
     assert sorted(rows_of(dataset).flatten().tolist()) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_tables_from_spreadsheets(separator: str, tmp_path: Path):
+    path = tmp_path / "sheet.csv"
+    lines = ["\ufeffx;who;label", "1.5;Ann, Bern;a", "2;Bo;b", "3;Cy;a", "4;Di;b"]
+    path.write_text("\n".join(lines).replace(";", separator), "utf-8")
+    dataset = ff.read_table(path, "label", test=0.5, standardise=False)
+    assert sorted(rows_of(dataset).flatten().tolist()) == [1.5, 2, 3, 4]
+    assert dataset.class_names == ("a", "b")
+
+
+def test_a_table_notes_what_became_of_its_columns(csv_table: Path):
+    assert ff.read_table(csv_table, "state", client="hospital", test="held").note == (
+        "2 classes from age, fever, pulse, grade; not used: name"
+    )
+    assert ff.read_table(csv_table, "state", features=["age"]).note.startswith(
+        "2 classes from age; not used: fever"
+    )
+
+
 def test_training_on_a_table(table: Path):
     dataset = ff.read_table(table, "state", client="hospital", features=["age", "fever", "pulse"])
     federation = ff.federate(dataset, ff.ByUser(), clients=None)
@@ -242,6 +262,11 @@ def test_wrong_arguments_for_a_table(options: dict[str, Any], parts: list[str], 
         (b"x,label\n1,0\ninf,1\n2,0\n", ["'x'", "missing or infinite"]),
         (b"x,x,label\n1,2,0\n3,4,1\n", ["'x'", "twice"]),
         (b"x,label\n1,0\n2,\n3,1\n4,0\n", ["'label'", "row 2"]),
+        (b"x,label\n1,0\n,1\n2,0\nNA,1\n", ["'x'", "missing", "2 of 4 rows, first in row 2", "--features"]),
+        (
+            b"x,label\n" + b"".join(b"%d,%d.5\n" % (row % 3, row) for row in range(60)),
+            ["'label'", "60 different values in 60 rows", "few classes"],
+        ),
     ],
     ids=[
         "empty",
@@ -254,6 +279,8 @@ def test_wrong_arguments_for_a_table(options: dict[str, Any], parts: list[str], 
         "inf",
         "twice",
         "no class",
+        "gaps",
+        "continuous",
     ],
 )
 def test_bad_csv_files(content: bytes, parts: list[str], tmp_path: Path):
@@ -652,10 +679,35 @@ def test_run_on_a_table(fedflat, csv_table: Path, tmp_path: Path):
         "run", "--dataset", csv_table, "--target", "state", "--client-column", "hospital", "--partition", "by-user",
         "-m", "fedavg", "--rounds", "6", "--per-round", "2", "--epochs", "3", "--out", out,
     )  # fmt: skip
-    assert "patients, 96 samples over 3 clients by by-user, 2 a round, 6 rounds" in told
+    assert "patients, 96 samples over 3 clients by-user, 2 a round, 6 rounds" in told
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["accuracy"] > 0.9
     assert all(set(row["clients"]) <= {0, 1, 2} and len(row["clients"]) == 2 for row in rows)
+
+
+def test_a_client_column_deals_out_by_user(fedflat, csv_table: Path, tmp_path: Path):
+    """Without a partition: a column that says whose rows are whose is not to be ignored."""
+    table = ("run", "--dataset", csv_table, "--target", "state", "--client-column", "hospital")
+    short = ("-m", "fedavg", "--rounds", "1", "--features", "age, fever", "--out", tmp_path / "out")
+    told = fedflat(*table, *short)
+    assert "patients, 96 samples over 3 clients by-user" in told
+    assert "(2 classes from age, fever; not used: pulse, name, grade, held)" in told
+    kept = yaml.safe_load((tmp_path / "out" / "experiment.yaml").read_text())
+    assert kept["partition"] == "by-user" and kept["features"] == ["age", "fever"]
+    again = fedflat(*table, "--partition", "iid", "--clients", "4", "-m", "fedavg", "--rounds", "1")
+    assert "96 samples over 4 clients by iid" in again
+
+
+def test_images_of_many_sizes_and_of_many_clients(fedflat, tmp_path: Path):
+    for number in range(24):
+        owner, colour, size = ("ann", "bo")[number % 2], ("blue", "red")[number // 2 % 2], (6 + number % 3, 8)
+        paint(tmp_path / "album" / owner / colour / f"{number}.png", COLOURS[colour], number, size)
+    run = ("run", "--dataset", "album", "--client-folders", "-m", "fedavg", "--rounds", "2", "--lr", "0.01")
+    assert "--image-size" in fedflat(*run, fails=True)
+    assert "over 2 clients by-user" in fedflat(*run, "--image-size", "6")
+    assert "samples of 2 classes" in fedflat(
+        "split", "album", "by-user", "--client-folders", "--image-size", "6"
+    )
 
 
 def test_run_on_a_folder(fedflat, photos: Path):
@@ -733,6 +785,11 @@ def test_mistakes_on_the_command_line(fedflat, csv_table: Path, photos: Path):
     asked = fedflat(*run, csv_table, "--target", "state", "--client-column", "hospital", "--partition", "by-user",
                     "--clients", "4", fails=True)  # fmt: skip
     assert "3 users, fewer than the 4 clients" in asked
+    column = ("--client-column", "hospital")
+    assert "client_column: this goes with a csv" in fedflat("run", "--rounds", "1", *column, fails=True)
+    assert "image_size: this goes with a folder of images" in fedflat(
+        *run, csv_table, "--target", "state", "--image-size", "3", fails=True
+    )
 
 
 def test_names_with_square_brackets_are_told_whole(fedflat, csv_table: Path, tmp_path: Path):

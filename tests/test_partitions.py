@@ -23,7 +23,8 @@ from fedflat.data.partitions import (
     parse_partition,
 )
 from fedflat.data.partitions.dealing import deal, proportions, random_turns
-from fedflat.data.split_report import describe, draw
+from fedflat.data.split_picture import draw
+from fedflat.data.split_report import describe
 from fedflat.errors import FedflatError, MissingExtra
 from fedflat.randomness import generator
 

@@ -15,7 +15,7 @@ from fedflat.cli import main
 from fedflat.federation.client import client_app
 from fedflat.federation.localgrid import LocalGrid
 from fedflat.federation.secret import node_secret
-from fedflat.local import LocalTraining
+from fedflat.local_training import LocalTraining
 from fedflat.messages import Download, Upload
 from fedflat.privacy import leaving, spent, table, uncovered
 

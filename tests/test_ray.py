@@ -156,7 +156,7 @@ class Careless(ff.Mechanism):
     """Asks for something that is not there."""
 
     def direction(self, step, d):
-        d.mul_(step.local.received["nothing"])
+        d.mul_({}["nothing"])
 
 
 def test_a_failure_in_a_mechanism_is_a_sentence(engine):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fedflat as ff
 from fedflat.engines.inprocess import InProcess
-from fedflat.local import LocalTraining
+from fedflat.local_training import LocalTraining
 from fedflat.messages import Download, Upload
 from fedflat.server import RejectedUpload, Server
 
@@ -537,11 +537,11 @@ def test_without_a_test_set_nothing_is_evaluated():
         ({"method": "fedsamm"}, "Did you mean 'fedsam'"),
         ({"rounds": 0}, "rounds=0"),
         ({"eval_every": 0}, "eval_every=0"),
-        ({"local": 0.1}, r"^local must be the clients' optimiser, such as LocalSGD\(lr=0.1\), not 0.1.$"),
-        ({"model": nn.Linear}, r"^model must be a name or a module, .* Make one of it: Linear\(\)\.$"),
-        ({"model": 3}, r"^model must be a name or a module, not 3\.$"),
-        ({"method": ff.fedsam}, r"^fedsam is not a method yet; call it: fedsam\(\)\.$"),
-        ({"method": [ff.LocalAscent]}, r"^LocalAscent is not a method yet; call it: LocalAscent\(\)\.$"),
+        ({"local": 0.1}, r"^local must be LocalSGD\(lr=..., epochs=...\), not 0.1\.$"),
+        ({"model": nn.Linear}, r"^model is the class Linear; give one that is made: Linear\(...\)\.$"),
+        ({"model": 3}, r"^model must be a name or an nn.Module, not 3\.$"),
+        ({"method": ff.fedsam}, r"^fedsam is not a method yet; call it: fedsam\(...\)\.$"),
+        ({"method": [ff.LocalAscent]}, r"^LocalAscent is not a method yet; call it: LocalAscent\(...\)\.$"),
         ({"participation": [0, 1]}, r"^participation must be a number of clients, .* not \[0, 1\]\.$"),
         ({"resume": True}, r"^resume=True: name the directory"),
     ],
@@ -552,11 +552,9 @@ def test_impossible_arguments(wrong, complaint):
         ff.train(ff.Federation(problem()[0]), **{"rounds": 1, **wrong})
 
 
-def test_python_can_answer_a_mistyped_name_with_the_nearest():
-    with pytest.raises(AttributeError, match="'fedflat' has no attribute 'fedsamm'") as caught:
+def test_a_mistyped_name_is_answered_with_the_nearest():
+    with pytest.raises(AttributeError, match=r"no attribute 'fedsamm'\. Did you mean 'fedsam'\?$"):
         ff.fedsamm  # noqa: B018
-    assert (caught.value.name, caught.value.obj) == ("fedsamm", ff)
-    assert "fedsam" in dir(ff)
 
 
 # -- bad uploads ---------------------------------------------------------------------------------------
@@ -950,7 +948,7 @@ ROWS, LABELS = np.zeros((4, 2)), np.array([0, 1, 0, 1])
         (lambda: ff.Federation([(ROWS, LABELS)], test=(np.zeros((4, 3)), LABELS)), r"test set.*shape \(3,\)"),
         (lambda: ff.Federation([(ROWS,)]), "client 0: give a pair"),
         (lambda: ff.Federation([(ROWS, LABELS, LABELS)]), "client 0: give a pair"),
-        (lambda: ff.Federation([("x", "y")]), "client 0: give a pair"),
+        (lambda: ff.Federation([("x", "y")]), "client 0: the inputs are words"),
         (lambda: ff.Federation([(1.0, 2.0)]), "client 0"),
         (lambda: ff.Federation.from_indices((ROWS, LABELS), []), "at least one client"),
         (lambda: ff.Federation.from_indices((ROWS, LABELS), [[0, 1], []]), "client 1 has no samples"),

@@ -6,7 +6,7 @@ Trains one model across many clients so that it lands in a flat minimum of the g
 from __future__ import annotations
 
 import ast
-import sys
+import difflib
 from importlib import import_module, resources
 from typing import Any
 
@@ -27,8 +27,9 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: `import fedflat` alone does not load torch."""
     if name not in _HOME:
-        package = sys.modules[__name__]  # with it Python adds the nearest name to the message
-        raise AttributeError(f"module 'fedflat' has no attribute '{name}'", name=name, obj=package)
+        close = difflib.get_close_matches(name, __all__, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise AttributeError(f"module 'fedflat' has no attribute '{name}'.{hint}")
     home = import_module(_HOME[name], __name__)
     value = home if _HOME[name] == f".{name}" else getattr(home, name)
     globals()[name] = value

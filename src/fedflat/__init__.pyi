@@ -60,14 +60,9 @@ from .flatness.trace import hessian_trace as hessian_trace
 from .flatness.trajectory import local_trajectory as local_trajectory
 from .flatness.update_sums import Drift as Drift, UpdateSums as UpdateSums
 from .flatness.worst_case import WorstCase as WorstCase, worst_case_sharpness as worst_case_sharpness
-from .local import Local as Local, LocalSGD as LocalSGD, Step as Step
-from .mechanism import (
-    Contract as Contract,
-    Correction as Correction,
-    Mechanism as Mechanism,
-    choice as choice,
-    number as number,
-)
+from .local import Local as Local, Step as Step
+from .local_sgd import LocalSGD as LocalSGD
+from .mechanism import Contract as Contract, Correction as Correction, Mechanism as Mechanism
 from .mechanisms import (
     AdaptiveAscent as AdaptiveAscent,
     AdaptiveWeight as AdaptiveWeight,
@@ -123,13 +118,15 @@ from .methods import (
     mofedsam as mofedsam,
     scaffold as scaffold,
 )
+from .parameters import choice as choice, number as number
 from .participation import (
     Bernoulli as Bernoulli,
     Everyone as Everyone,
     Schedule as Schedule,
     Uniform as Uniform,
 )
+from .round import Round as Round
 from .server import Server as Server
-from .training import Round as Round, Run as Run, train as train
+from .training import Run as Run, train as train
 
 __version__: str

@@ -13,16 +13,14 @@ from torch import Tensor
 
 from .errors import FedflatError
 from .files import replace_file
+from .formats import CHECKPOINT, check_file
 from .slots import memory
-
-FORMAT = "1"
-"""Raise it when the content of checkpoints changes."""
 
 
 def write_checkpoint(path: Path, vectors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
     """Write a checkpoint in one step; when this returns it has reached the disk."""
     text = json.dumps(numbers)
-    header = {"format": FORMAT, "numbers": text, "checksum": str(_checksum(vectors, text))}
+    header = {"format": CHECKPOINT, "numbers": text, "checksum": str(_checksum(vectors, text))}
     replace_file(path, save(_apart(vectors), header))
 
 
@@ -32,8 +30,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})
             vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if header["format"] != FORMAT:
-            raise FedflatError(f"{path} was written by another version of fedflat. Resume with that version.")
+        check_file(path, header["format"], CHECKPOINT)
         sound = header["checksum"] == str(_checksum(vectors, header["numbers"]))
         numbers = json.loads(header["numbers"])
     except (SafetensorError, KeyError, OSError, ValueError, RuntimeError) as problem:

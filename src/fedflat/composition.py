@@ -66,7 +66,7 @@ def _terms(given: Any) -> list[tuple[str, dict[str, Any]]]:
     if isinstance(given, Sequence):
         return [term for item in given for term in _terms(item)]
     if callable(given) and hasattr(given, "__name__"):  # a class, or a function that makes a method
-        raise FedflatError(f"{given.__name__} is not a method yet; call it: {given.__name__}().")
+        raise FedflatError(f"{given.__name__} is not a method yet; call it: {given.__name__}(...).")
     raise FedflatError(f"A method is a name, a composition or a list of mechanisms, not {given!r}.")
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .errors import FedflatError
+
 PACKAGES = ("torch", "numpy", "safetensors", "ray", "flwr")
 
 
@@ -27,6 +29,16 @@ def environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
         "git": _git(),
     }
+
+
+def check_device(device: torch.device | str) -> None:
+    """Whether this machine has such a device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise FedflatError(
+            f"'{device}' cannot be used here: write cpu, or cuda on a machine with a GPU."
+        ) from None
 
 
 def _version(package: str) -> str | None:

@@ -1,9 +1,11 @@
-"""The one exception that reaches a person: a sentence that names the thing, the place and the remedy."""
+"""Mistakes as sentences that a person can act on: the thing, the place, the remedy."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 class FedflatError(ValueError):
@@ -20,6 +22,12 @@ class MissingExtra(FedflatError, ImportError):
         )
 
 
+def require(module: str, package: str, extra: str, purpose: str) -> None:
+    """Say that an optional dependency is missing before work begins that would be lost; nothing is imported."""
+    if find_spec(module) is None:
+        raise MissingExtra(package, extra, purpose)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the closest known name, or the list of known names."""
     known = sorted(known)
@@ -27,3 +35,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f" Did you mean '{close[0]}'?"
     return f" Known: {', '.join(known)}."
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn what the system says into a sentence."""
+    try:
+        yield
+    except OSError as problem:
+        raise FedflatError(f"{what}: {problem.strerror or problem}.") from problem

@@ -1,9 +1,9 @@
-"""Loss and accuracy of a model on a data set."""
+"""How well a model does on a data set: loss, accuracy, accuracy by client."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,9 @@ from .flat import FlatModel
 
 if TYPE_CHECKING:
     from .data.federation import Federation, Shard
-    from .local import LossFunction
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""From outputs and targets to the mean loss of a batch."""
 
 BATCH = 1000
 """Samples per evaluation batch: large, so that matrix products are efficient."""

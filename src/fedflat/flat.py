@@ -1,9 +1,10 @@
-"""A module as one contiguous vector, and its gradient at any point.
+"""A module as one contiguous vector, with its gradient at any point.
 
 Trainable parameters are views of `vector` and their `.grad` are views of `grad`, so every piece of algebra on
-models is one operation on one tensor. To take a gradient elsewhere, write the point into `vector`: nothing is
-copied per parameter, no module is ever duplicated. A kernel of the papers' convolutions lies in the vector
-with its channels last, which is how they are quickest; any other parameter in the order it has in memory.
+models is one operation on one tensor. To take a gradient elsewhere, write the point into `vector`, or let the
+model stand on another vector: nothing is copied per parameter, no module is ever duplicated. A kernel of the
+papers' convolutions lies in the vector with its channels last, which is how they are quickest; any other parameter
+in the order it has in memory.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
 
 Gradients = tuple[Tensor | None, ...]
 """A piece per parameter: None where the loss does not depend on it, sparse for some embeddings."""
+
+
+Pieces = list[Tensor] | tuple[Tensor, ...]
+"""A flat vector as one tensor per parameter."""
 
 
 def all_dense(gradients: Gradients) -> bool:
@@ -119,6 +124,16 @@ class FlatModel:
     def size(self) -> int:
         """The number of trainable parameters."""
         return self.vector.numel()
+
+    def stand_on(self, vector: Tensor, pieces: list[Tensor]) -> None:
+        """Let another vector be the model's, without a copy; `pieces` is what `split` makes of it.
+
+        It must lie in memory as the model's own does (where products' last bits may depend on that).
+        """
+        if vector is not self.vector:
+            self.vector = vector
+            for parameter, piece in zip(self.parameters, pieces, strict=True):
+                parameter.data = piece
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """The views of a flat vector that have the parameters' shapes, in the parameters' order."""

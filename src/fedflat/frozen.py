@@ -1,4 +1,4 @@
-"""Models that do not change during a client's round (teachers), and the passes that can be spared for that.
+"""Models that do not change during a client's round (teachers), whose passes can be spared.
 
 A teacher's outputs on a sample depend only on the sample. Without augmentation all of a client's samples are known
 before the first step: the outputs are computed once per round, in large batches. With augmentation they are

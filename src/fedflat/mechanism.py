@@ -21,16 +21,16 @@ Its `contract` says what moves because of it and what it costs; `Method` checks 
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, dataclass_transform
 
 from torch import Tensor
 
 from .errors import FedflatError
+from .hook_checks import check_class, refuse_change
+from .parameters import check_parameters, choice, number
 
 if TYPE_CHECKING:
     from .local import Local, Step
@@ -100,62 +100,6 @@ class Contract:
                 raise FedflatError(f"Contract: write {name}=({value!r},), a tuple of names, not {value!r}.")
 
 
-def number(
-    *,
-    default: float | object | None = dataclasses.MISSING,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    optional: bool = False,
-    whole: bool = False,
-) -> Any:
-    """A numeric hyper-parameter with its range, checked when the mechanism is built."""
-    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    facts = {"bounds": bounds, "optional": optional, "whole": whole}
-    return dataclasses.field(default=default, metadata=facts)
-
-
-def choice(*words: str, default: str) -> Any:
-    """A hyper-parameter that is one of a few words."""
-    return dataclasses.field(default=default, metadata={"words": words})
-
-
-_HOLDS = {
-    "at least": lambda value, bound: value >= bound,
-    "above": lambda value, bound: value > bound,
-    "at most": lambda value, bound: value <= bound,
-    "below": lambda value, bound: value < bound,
-}
-
-
-def check_parameters(thing: Any, label: str) -> None:
-    """Hold every field against what was declared: `number`, `choice`, or a plain switch."""
-    for field in dataclasses.fields(thing):
-        value = getattr(thing, field.name)
-        words, bounds = field.metadata.get("words"), field.metadata.get("bounds")
-        if words is not None and value not in words:
-            listed = " or ".join(repr(word) for word in words)
-            raise FedflatError(f"{label}: {field.name} must be {listed}, not {value!r}.")
-        if field.type in ("bool", bool) and not isinstance(value, bool):
-            raise FedflatError(f"{label}: {field.name} must be True or False, not {value!r}.")
-        if bounds is None or (value is None and field.metadata["optional"]):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise FedflatError(f"{label}: {field.name} must be a number, not {value!r}.")
-        if math.isinf(value):
-            kind = "a whole" if field.metadata["whole"] else "a finite"
-            raise FedflatError(f"{label}: {field.name} must be {kind} number, not {value!r}.")
-        wrong = [k for k, b in bounds.items() if b is not None and not _HOLDS[k](value, b)]
-        if wrong:
-            ranges = " and ".join(f"{k} {b:g}" for k, b in bounds.items() if b is not None)
-            raise FedflatError(f"{label}: {field.name} must be {ranges}, not {value:g}.")
-        if field.metadata["whole"]:
-            if value != int(value):
-                raise FedflatError(f"{label}: {field.name} must be a whole number, not {value:g}.")
-            object.__setattr__(thing, field.name, int(value))
-
-
 registry: dict[str, type[Mechanism]] = {}
 """Every mechanism by the name it has in a composition, such as `local-ascent`."""
 
@@ -168,7 +112,14 @@ class Mechanism:
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+        ours = registry[cls.name].__module__ if cls.name in registry else ""
+        if ours.startswith(f"{__package__}.") and not cls.__module__.startswith(f"{__package__}."):
+            raise FedflatError(
+                f"fedflat has a mechanism {cls.name} already; call {cls.__name__} something else."
+            )
+        check_class(cls, Mechanism)
         dataclass(frozen=True)(cls)
+        cls.__setattr__ = refuse_change  # type: ignore[method-assign]
         registry[cls.name] = cls
 
     def __post_init__(self) -> None:

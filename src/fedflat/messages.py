@@ -1,4 +1,4 @@
-"""What travels between server and clients: named vectors and numbers."""
+"""What travels from the server to a client or back: named vectors, numbers."""
 
 from __future__ import annotations
 

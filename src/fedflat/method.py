@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 
 from .errors import FedflatError
+from .hook_checks import named
 from .mechanism import Contract, Mechanism, registry
 
 
@@ -42,6 +43,12 @@ class Method:
     paper: str = ""
 
     def __init__(self, name: str, mechanisms: Iterable[Mechanism] = (), paper: str = "") -> None:
+        if not isinstance(name, str):
+            raise FedflatError(
+                "Method: the name comes first, then a list: Method('mine', [LocalAscent(rho=0.05)])."
+            )
+        if not isinstance(mechanisms, Iterable):
+            raise FedflatError(f"Method '{name}': give a list, [{mechanisms!r}].")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "mechanisms", tuple(mechanisms))
         object.__setattr__(self, "paper", paper)
@@ -57,7 +64,7 @@ class Method:
     @cached_property
     def contracts(self) -> tuple[Contract, ...]:
         """Every mechanism's contract, in order."""
-        return tuple(m.contract() for m in self.mechanisms)
+        return tuple(_contract(m) for m in self.mechanisms)
 
     @cached_property
     def cost(self) -> Cost:
@@ -143,14 +150,21 @@ class Method:
                 )
 
 
+def _contract(mechanism: Mechanism) -> Contract:
+    contract = mechanism.contract()
+    if not isinstance(contract, Contract):
+        raise FedflatError(f"{mechanism.name}: contract returns {contract!r}; it must return Contract(...).")
+    return contract
+
+
 def _server_names(mechanism: Mechanism) -> list[tuple[str, bool]]:
     """The names of a mechanism's server state, and whether each is a scalar."""
-    state = mechanism.server_state(torch.zeros(0))
+    state = named(mechanism, "server_state", mechanism.server_state(torch.zeros(0)))
     return [(name, isinstance(value, float | int)) for name, value in state.items()]
 
 
 def _gives(mechanism: Mechanism) -> set[str]:
-    return {name for name, _ in _server_names(mechanism)} | set(mechanism.contract().each)
+    return {name for name, _ in _server_names(mechanism)} | set(_contract(mechanism).each)
 
 
 def _givers_of(name: str) -> str:
@@ -160,7 +174,7 @@ def _givers_of(name: str) -> str:
         try:
             if name in _gives(known()):
                 givers.append(known.name)
-        except (TypeError, FedflatError):  # has parameters without defaults
+        except Exception:  # has parameters without defaults, or is half written
             continue
     return f" Add {' or '.join(sorted(givers))}." if givers else ""
 

@@ -92,3 +92,18 @@ class Schedule:
     def choose(self, round: int, clients: int, seed: int) -> list[int]:
         """As given, in ascending order."""
         return sorted(self.rounds[round])
+
+
+def as_participation(given: Participation | int | None) -> Participation:
+    """Who takes part: a number n is `Uniform(n)`, None is `Everyone()`."""
+    if isinstance(given, bool | float):
+        raise FedflatError(f"participation={given}: give a number of clients, or Bernoulli(0.1).")
+    if given is None:
+        return Everyone()
+    if isinstance(given, int):
+        return Uniform(given)
+    if not hasattr(given, "choose"):
+        raise FedflatError(
+            f"participation must be a number of clients, Bernoulli(0.1) or the like, not {given!r}."
+        )
+    return given

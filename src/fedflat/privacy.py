@@ -1,4 +1,4 @@
-"""What leaves a client, and how private that is: from the mechanisms' contracts, never from memory.
+"""How private a training is: from the mechanisms' contracts, never from memory.
 
 With `private-uploads` every vector that leaves is clipped to C and carries noise of deviation σC. Other data in a
 client's place can move it by 2C at most. V vectors a round over T rounds are thus together one Gaussian mechanism
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import FedflatError, MissingExtra
-from .local import LocalSGD
+from .local_sgd import LocalSGD
 from .mechanisms import PrivateUploads
 from .method import Method
 from .participation import Participation

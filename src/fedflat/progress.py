@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from .training import Round
+    from .round import Round
 
 PLAIN_LINES = 10
 """How many lines a run prints where there is no terminal."""

@@ -29,13 +29,13 @@ from torch import nn
 
 from .checkpoint import read_checkpoint, write_checkpoint
 from .environment import environment
-from .errors import FedflatError
-from .files import Lock, explained, replace_file, sync_directory
+from .errors import FedflatError, explained
+from .files import replace_file, sync_directory
+from .formats import RUN, OtherFormat, check_run
+from .lock import Lock
 from .server import Server
 from .store import ClientStore
 
-FORMAT = 1
-"""Of the directory; raise it when a reader of old ones would stumble."""
 PAUSE = 5.0
 """Seconds at least between two checkpoints, if nothing else is asked for."""
 SHARE = 60
@@ -84,19 +84,22 @@ class RunDirectory:
             raise
 
     def _open(self, resume: bool) -> None:
-        begun = (self.path / "metrics.jsonl").exists() or bool(self._checkpoints())
+        begun = _is_begun(self.path / "metrics.jsonl") or bool(self._checkpoints())
         if begun and not resume:
-            raise FedflatError(
-                f"{self.path} already holds a run. Go on with it (`fedflat resume {self.path}`), choose another "
-                "directory, or remove this one."
+            command = (
+                "train(..., resume=True)" if self._experiment is None else f"`fedflat resume {self.path}`"
             )
-        before = read_settings(self.path) if begun else {}
+            raise FedflatError(
+                f"{self.path} already holds a run. Go on with it ({command}), choose another directory, or remove "
+                "this one."
+            )
+        before = read_settings(self.path, to_go_on=True) if begun else {}
         self._check_same(before)
         with explained(f"{self.path} cannot be written"):
             for leftover in self.path.rglob(".*.unfinished"):
                 leftover.unlink()
         self._about = {
-            "format": FORMAT,
+            "format": RUN,
             **self._settings,
             "environment": environment(),
             "started": before.get("started", _now()),
@@ -130,6 +133,8 @@ class RunDirectory:
                 ]
                 for store in stores:
                     store.verify()
+            except OtherFormat:
+                raise
             except FedflatError as problem:
                 problems.append(str(problem))
                 continue
@@ -250,8 +255,8 @@ class RunDirectory:
         self._lock.release()
 
 
-def read_settings(path: str | Path) -> dict[str, Any]:
-    """What `run.json` says."""
+def read_settings(path: str | Path, to_go_on: bool = False) -> dict[str, Any]:
+    """What `run.json` says; an error if this version cannot read such a run, or cannot go on with it."""
     file = Path(path) / "run.json"
     if not file.exists():
         raise FedflatError(f"{path} is not a run: there is no {file.name} in it.")
@@ -260,8 +265,9 @@ def read_settings(path: str | Path) -> dict[str, Any]:
             settings: dict[str, Any] = json.loads(file.read_text())
     except json.JSONDecodeError as problem:
         raise FedflatError(f"{file} cannot be read: {problem}.") from None
-    if settings.get("format", 0) > FORMAT:
-        raise FedflatError(f"{path} was written by a newer version of fedflat; use that one to read it.")
+    if not isinstance(settings, dict):
+        raise FedflatError(f"{file} cannot be read: it holds no settings.")
+    check_run(Path(path), settings, to_go_on)
     return settings
 
 
@@ -278,6 +284,11 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             if number < len(lines):
                 raise FedflatError(f"{file}, line {number}, is not JSON; was it edited?") from None
     return rows
+
+
+def _is_begun(metrics: Path) -> bool:
+    """Whether a round was finished: a run that failed before leaves nothing that could be lost."""
+    return metrics.exists() and metrics.stat().st_size > 0
 
 
 def _line(row: dict[str, Any]) -> bytes:

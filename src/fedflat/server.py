@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .errors import FedflatError, nearest
-from .mechanism import Mechanism, Value, overrides
+from .hook_checks import Untouched, named, vector_like
+from .mechanism import Value, overrides
 from .messages import Download, Upload
 from .method import Method
 from .store import ClientStore
@@ -48,7 +49,7 @@ class Server:
         self.buffers = buffers
         self.state: dict[str, Value | None] = {}
         for mechanism in method.mechanisms:
-            self.state.update(mechanism.server_state(w))
+            self.state.update(named(mechanism, "server_state", mechanism.server_state(w)))
         self.per_client = ClientStore(budget=state_memory, device=w.device)
         """what the server keeps for every client"""
         self._receivers = [m for m in method.mechanisms if overrides(m, "receive")]
@@ -82,15 +83,23 @@ class Server:
     # -- state, as mechanisms see it ---------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Value:
+        self._check_kept(name)
         value = self.state[name]
         if value is None:
-            raise KeyError(f"'{name}' has no value before the first round.")
+            raise FedflatError(
+                f"'{name}' has no value before the first round; server.get('{name}') is None then."
+            )
         return value
 
     def __setitem__(self, name: str, value: Value) -> None:
-        if name not in self.state:
-            raise KeyError(f"No mechanism of {self.method.name} keeps '{name}' on the server.")
+        self._check_kept(name)
         self.state[name] = value
+
+    def _check_kept(self, name: str) -> None:
+        if name not in self.state:
+            raise FedflatError(
+                f"No mechanism of {self.method.name} keeps '{name}' on the server: let server_state name it."
+            )
 
     def get(self, name: str, default: Value | None = None) -> Value | None:
         """A value, or the default where there is none (yet)."""
@@ -150,6 +159,8 @@ class Server:
 
     def total(self, name: str) -> Tensor:
         """A sum over this round's uploads."""
+        if name not in self._totals:
+            raise FedflatError(f"Nothing was added to '{name}' in this round: call server.add in `receive`.")
         return self._totals[name]
 
     def tally(self, name: str, value: float) -> None:
@@ -158,6 +169,10 @@ class Server:
 
     def tallied(self, name: str) -> float:
         """A sum of numbers over this round's uploads."""
+        if name not in self._tallies:
+            raise FedflatError(
+                f"Nothing was tallied as '{name}' in this round: call server.tally in `receive`."
+            )
         return self._tallies[name]
 
     def weight(self, upload: Upload) -> float:
@@ -178,14 +193,14 @@ class Server:
         self._tallies: dict[str, float] = {}
         self.start = self.w
         for mechanism in self.method.mechanisms:
-            self.start = _vector(mechanism.start(self, self.start), mechanism, "start")
+            self.start = vector_like(mechanism, "start", mechanism.start(self, self.start), self.w)
         self._common = {name: value for name in self.method.down if (value := self.state[name]) is not None}
 
     def download(self, client: int) -> Download:
         """What a client receives this round."""
         values: dict[str, Value] = dict(self._common)
         for mechanism in self._senders:
-            values.update(mechanism.send(self, client))
+            values.update(named(mechanism, "send", mechanism.send(self, client)))
         return Download(self.round, self.lr, self.start, values, self.buffers)
 
     def receive(self, upload: Upload) -> None:
@@ -258,20 +273,15 @@ class Server:
         update = self.total("update").div_(self.total_weight)
         self.average = self.start + update
         for mechanism in self.method.mechanisms:
-            update = _vector(mechanism.combine(self, update), mechanism, "combine")
+            update = vector_like(mechanism, "combine", mechanism.combine(self, update), self.w)
         self.step = update
         self.w = self.w + update
         if "buffers" in self._totals:
             self.buffers = self.total("buffers").div_(self.tallied("buffers"))
+        untouched = Untouched(**{"server.w": self.w})
         for mechanism in self.method.mechanisms:
             mechanism.finish(self)
-
-
-def _vector(given: Tensor | None, mechanism: Mechanism, hook: str) -> Tensor:
-    """What a hook returned; it is easily forgotten where everything was done in place."""
-    if given is None:
-        raise FedflatError(f"{mechanism.name}: {hook} returns nothing; it must return a vector.")
-    return given
+        untouched.check("`combine` is where the update can be changed")
 
 
 def _length(vector: Tensor) -> float:

@@ -23,11 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import FedflatError, nearest
-from .files import explained, replace_file
+from .errors import FedflatError, explained, nearest
+from .files import replace_file
+from .formats import TABLE, check_file
 
-FORMAT = 1
-"""Raise it when tables or slots change."""
 ROW = struct.Struct("<qqII")
 """Rows are kept packed, so that 100,000 of them take few megabytes."""
 
@@ -261,7 +260,7 @@ class Table(NamedTuple):
 
     def write(self, path: Path) -> None:
         """Write the table, or leave what is there."""
-        head = json.dumps({"format": FORMAT, "kinds": self.kinds}).encode()
+        head = json.dumps({"format": TABLE, "kinds": self.kinds}).encode()
         body = head + b"\n" + self.rows
         replace_file(path, body + zlib.crc32(body).to_bytes(4, "little"))
 
@@ -275,8 +274,7 @@ class Table(NamedTuple):
             raise FedflatError(f"{path} is damaged: its checksum differs. Resume from another checkpoint.")
         line, _, rows = bytes(body).partition(b"\n")
         head = json.loads(line)
-        if head["format"] != FORMAT:
-            raise FedflatError(f"{path} was written by another version of fedflat. Resume with that version.")
+        check_file(path, head["format"], TABLE)
         return cls(
             [Kind(name, dtype, tuple(shape), size) for name, dtype, shape, size in head["kinds"]], rows
         )

@@ -1,15 +1,14 @@
-"""`train()`: rounds of participate, send, train locally, validate, combine, finish, evaluate, record."""
+"""`train()`: one call from a federation to a trained model."""
 
 from __future__ import annotations
 
 import copy
-import math
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,71 +18,21 @@ from .allocator import give_back, keep_memory
 from .composition import MethodLike, as_method
 from .data.federation import Federation
 from .engines import Engine, Job, make_engine
+from .environment import check_device
 from .errors import FedflatError, nearest
-from .evaluation import ClassMix
+from .evaluation import LossFunction
 from .flat import FlatModel
-from .local import LocalSGD, LossFunction
-from .messages import Missing, Upload
+from .local_sgd import LocalSGD
 from .method import Method
 from .models import build_model
-from .participation import Everyone, Participation, Uniform
+from .participation import Participation, as_participation
+from .round import Round
+from .rounds import Rounds
 from .rundirectory import RunDirectory
-from .server import RejectedUpload, Server
+from .server import Server
 from .store import ClientStore, parse_size
 
-if TYPE_CHECKING:
-    from .flatness.recording import Recording
-
 BUFFER_POLICIES = ("average", "local", "server", "reset")
-
-
-@dataclass
-class Round:
-    """What happened in one round. `server` is live: read `server.w` during `on_round`, copy what you keep."""
-
-    index: int
-    clients: list[int]
-    """the active clients whose uploads were accepted"""
-    server: Server = field(repr=False)
-    accuracy: float | None = None
-    loss: float | None = None
-    """test loss"""
-    train_loss: float | None = None
-    train_loss_std: float | None = None
-    """deviation of the active clients' training losses from their mean"""
-    client_accuracy: dict[str, float] | None = None
-    """mean, std and worst_decile over all clients, each tested on its own mix of classes; see `ClassMix`"""
-    reported: dict[str, Any] | None = None
-    """what clients found of the model they received, before the round: accuracy and loss over all their samples, the
-    worst accuracy, and what each said; in a real federation"""
-    rejected: list[str] = field(default_factory=list)
-    """a sentence for every upload that was refused or did not come"""
-    clipped: list[str] = field(default_factory=list)
-    """a sentence for every vector that was longer than allowed and was shortened"""
-    steps: int = 0
-    forward: int = 0
-    backward: int = 0
-    """passes over a batch that the method makes, all clients together"""
-    spared_forward: int = 0
-    spared_backward: int = 0
-    """those of them that did not have to be computed, since their result was known"""
-    vectors_down: int = 0
-    vectors_up: int = 0
-    """model-sized vectors sent and received, all clients together"""
-    bytes_down: int = 0
-    bytes_up: int = 0
-    lr: float = 0.0
-    seconds: float = 0.0
-    """sending, local training and aggregation, without evaluation"""
-    scalars: dict[str, float] = field(default_factory=dict)
-    """the method's own numbers after the round, such as c or alpha"""
-    measures: dict[str, float | None] = field(default_factory=dict)
-    """flatness by name, in rounds in which it was measured"""
-
-    def row(self) -> dict[str, Any]:
-        """As plain values, for a table or a file."""
-        shown = {k: v for k, v in self.__dict__.items() if k != "server"}
-        return {**shown, "clients": list(self.clients), "scalars": dict(self.scalars)}
 
 
 @dataclass
@@ -176,40 +125,28 @@ def train(
             all. Distance and drift come from the uploads, at next to no cost.
         on_measure: told the name of a measure that is being taken, and `""` when it is done.
     """
+    _check_kinds(federation, model, local)
+    check_device(device)
     method = as_method(method)
     sgd = local or LocalSGD()
-    if not isinstance(sgd, LocalSGD):
-        raise FedflatError(f"local must be the clients' optimiser, such as LocalSGD(lr=0.1), not {local!r}.")
-    if not isinstance(model, str | nn.Module):
-        made = f" Make one of it: {model.__name__}()." if isinstance(model, type) else ""
-        raise FedflatError(f"model must be a name or a module, not {model!r}.{made}")
     if resume and out is None:
         raise FedflatError("resume=True: name the directory of the run to go on with, out=....")
-    if isinstance(participation, bool | float):
-        raise FedflatError(f"participation={participation}: give a number of clients, or Bernoulli(0.1).")
-    if participation is None or isinstance(participation, int):
-        participation = Everyone() if participation is None else Uniform(participation)
-    if not hasattr(participation, "choose"):
-        raise FedflatError(
-            f"participation must be a number of clients, Bernoulli(0.1) or the like, not {participation!r}."
-        )
+    participation = as_participation(participation)
     _one_of("weighting", weighting, ("samples", "uniform"))
     _one_of("evaluate", evaluate, ("server", "average"))
     _one_of("buffers", buffers, BUFFER_POLICIES)
     _one_of("on_bad_upload", on_bad_upload, ("skip", "stop"))
     _one_of("over_bound", over_bound, ("skip", "clip"))
-    if rounds < 1 or eval_every < 1:
-        raise FedflatError(f"rounds={rounds}, eval_every={eval_every}: both must be at least 1.")
-    if checkpoint_every is not None and checkpoint_every < 1:
-        raise FedflatError(f"checkpoint_every={checkpoint_every}: give at least 1.")
+    _at_least_1(rounds=rounds, eval_every=eval_every, checkpoint_every=checkpoint_every, threads=threads)
     participation.check(len(federation), rounds)
+    if loss is F.cross_entropy:
+        federation.check_classes()
 
-    if threads < 1:
-        raise FedflatError(f"threads={threads}: give at least 1.")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    keep_memory()
-    try:
+    with ExitStack() as cleanup:
+        cleanup.callback(give_back)
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads)
+        keep_memory()
         federation = federation.to(dtype, device)
         module = build_model(model, federation, seed) if isinstance(model, str) else copy.deepcopy(model)
         flat = FlatModel(module, dtype, device)
@@ -218,8 +155,14 @@ def train(
             budget //= 2  # two stores share it
         server = Server(flat.vector.clone(), method, len(federation), weighting, flat.read_buffers(), budget)
         server.bound(norm_bound, over_bound == "clip")
-        directory = None
-        store = ClientStore(budget=budget, device=device)
+        recording = None
+        if measure:
+            from .flatness.recording import Recording
+
+            recording = Recording(measure, flat, federation, loss, on_measure)
+        where = make_engine(engine)
+
+        directory, store = None, ClientStore(budget=budget, device=device)
         history: list[dict[str, Any]] = []
         if out is not None:
             settings = {
@@ -241,173 +184,62 @@ def train(
                 "how": {"engine": _engine_name(engine), "threads": threads, "device": str(device)},
             }
             directory = RunDirectory(out, settings, resume, checkpoint_every, experiment)
-        try:
-            if directory is not None:
-                store, history = directory.open_state(server, budget, device)
-                for notice in directory.notices:
-                    warnings.warn(notice, stacklevel=2)
-            job = Job(federation, flat, method, sgd, loss, seed, buffers)
-            recording = None
-            if measure:
-                from .flatness.recording import Recording
+            cleanup.callback(directory.close)
+            store, history = directory.open_state(server, budget, device)
+            for notice in directory.notices:
+                warnings.warn(notice, stacklevel=2)
 
-                recording = Recording(measure, flat, federation, loss, on_measure)
-            plan = _Plan(
-                participation, rounds, evaluate, eval_every, on_bad_upload, on_round, stop, recording
-            )
-            _run_rounds(job, plan, server, store, make_engine(engine), directory, history)
-            flat.vector.copy_(server.w)
-            flat.write_buffers(server.buffers)
-            trained = flat.release().eval()
-            if directory is not None and len(history) >= rounds:
-                directory.finish(trained)
-        finally:
-            if directory is not None:
-                directory.close()
+        Rounds(
+            Job(federation, flat, method, sgd, loss, seed, buffers),
+            server,
+            store,
+            where,
+            participation,
+            rounds,
+            evaluate,
+            eval_every,
+            on_bad_upload,
+            on_round,
+            stop,
+            recording,
+            directory,
+            history,
+        ).run()
+        flat.vector.copy_(server.w)
+        flat.write_buffers(server.buffers)
+        trained = flat.release().eval()
+        if directory is not None and len(history) >= rounds:
+            directory.finish(trained)
         return Run(method, history, trained, server, store)
-    finally:
-        torch.set_num_threads(before)
-        give_back()
+
+
+def _check_kinds(federation: object, model: object, local: object) -> None:
+    """What is easily mixed up; the rest speaks for itself."""
+    if not isinstance(federation, Federation):
+        raise FedflatError(
+            f"train() begins with a federation, not with a {type(federation).__name__}: make one with "
+            "federate('digits', Dirichlet(0.1), clients=20) or Federation(clients=[(x, y), ...])."
+        )
+    if isinstance(model, type):
+        raise FedflatError(
+            f"model is the class {model.__name__}; give one that is made: {model.__name__}(...)."
+        )
+    if not isinstance(model, str | nn.Module):
+        raise FedflatError(f"model must be a name or an nn.Module, not {model!r}.")
+    if local is not None and not isinstance(local, LocalSGD):
+        raise FedflatError(f"local must be LocalSGD(lr=..., epochs=...), not {local!r}.")
 
 
 def _engine_name(engine: str | Engine) -> str:
     return engine if isinstance(engine, str) else type(engine).__name__.lower()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How the rounds go."""
-
-    participation: Participation
-    rounds: int
-    evaluate: str
-    eval_every: int
-    on_bad_upload: str
-    on_round: Callable[[Round], None] | None
-    stop: Callable[[], bool] | None
-    recording: Recording | None
-
-
-def _run_rounds(
-    job: Job,
-    plan: _Plan,
-    server: Server,
-    store: ClientStore,
-    engine: Engine,
-    directory: RunDirectory | None,
-    history: list[dict[str, Any]],
-) -> None:
-    """The rounds that are left, each added to the history."""
-    federation, seed = job.federation, job.seed
-    mix = ClassMix.of(federation)
-    if len(history) >= plan.rounds:
-        return
-    try:
-        engine.open(job)
-        for index in range(len(history), plan.rounds):
-            active = plan.participation.choose(index, len(federation), seed)
-            last = index == plan.rounds - 1
-            record = _run_round(server, engine, store, active, index, last, job.sgd, plan)
-            if federation.test is not None and (last or (index + 1) % plan.eval_every == 0):
-                w = server.w if plan.evaluate == "server" else server.average
-                score = engine.evaluate(w, server.buffers)
-                record.accuracy, record.loss = score.accuracy, score.loss
-                record.client_accuracy = mix.spread(score.by_class) if mix and score.by_class else None
-            if plan.recording is not None:
-                record.measures = plan.recording.finish(server)
-            history.append(record.row())
-            if directory is not None:
-                directory.round(history[-1])
-            if plan.on_round is not None:
-                plan.on_round(record)
-            stopping = plan.stop is not None and plan.stop()
-            if directory is not None and (last or stopping or directory.due(index + 1)):
-                directory.checkpoint(server, store, index + 1)
-            if stopping:
-                return
-    finally:
-        engine.close()
-
-
-def _run_round(
-    server: Server,
-    engine: Engine,
-    store: ClientStore,
-    active: list[int],
-    index: int,
-    last: bool,
-    sgd: LocalSGD,
-    plan: _Plan,
-) -> Round:
-    began = time.perf_counter()
-    record = Round(index, [], server, lr=sgd.lr_in(index))
-    server.open(index, record.lr)
-    recording = plan.recording
-    if recording is not None:
-        recording.open(server, index, last)
-    losses = squares = 0.0
-    reports: dict[int, dict[str, float]] = {}
-
-    def download(client: int) -> Any:
-        message = server.download(client)
-        record.vectors_down += message.vectors
-        record.bytes_down += message.bytes
-        return message
-
-    for upload in engine.uploads(active, download, store.get):
-        if isinstance(upload, Missing):
-            record.rejected.append(f"client {upload.client}, round {index}: {upload.reason}")
-            continue
-        _count(record, upload)
-        try:
-            server.receive(upload)
-        except RejectedUpload as rejection:
-            if plan.on_bad_upload == "stop":
-                raise
-            record.rejected.append(str(rejection))
-            continue
-        if recording is not None:
-            recording.receive(upload)
-        store.put(upload.client, upload.state, copy=upload.borrowed)
-        record.clients.append(upload.client)
-        if upload.report:
-            reports[upload.client] = dict(upload.report)
-        losses += upload.loss * server.weight(upload)
-        squares += upload.loss**2 * server.weight(upload)
-    if server.accepted:
-        record.train_loss = losses / server.total_weight
-        variance = squares / server.total_weight - record.train_loss**2
-        record.train_loss_std = math.sqrt(max(0.0, variance)) if math.isfinite(variance) else None
-    server.close()
-    record.scalars, record.clipped = server.scalars(), list(server.clipped)
-    record.reported = _summed_up(reports) if reports else None
-    record.seconds = time.perf_counter() - began - (recording.seconds if recording is not None else 0.0)
-    return record
-
-
-def _summed_up(reports: dict[int, dict[str, float]]) -> dict[str, Any]:
-    """What clients found, over all samples they tested on."""
-    samples = sum(report["samples"] for report in reports.values())
-    summary: dict[str, Any] = {"samples": samples}
-    for name in ("accuracy", "loss"):
-        told = [(report[name], report["samples"]) for report in reports.values() if name in report]
-        if len(told) == len(reports):
-            summary[name] = sum(value * weight for value, weight in told) / samples
-    if "accuracy" in summary:
-        summary["worst_accuracy"] = min(report["accuracy"] for report in reports.values())
-    return {**summary, "clients": {str(client): report for client, report in reports.items()}}
-
-
-def _count(record: Round, upload: Upload) -> None:
-    record.steps += upload.steps
-    record.forward += upload.forward
-    record.backward += upload.backward
-    record.spared_forward += upload.spared_forward
-    record.spared_backward += upload.spared_backward
-    record.vectors_up += 1 + len(upload.vectors)
-    record.bytes_up += upload.bytes
-
-
 def _one_of(argument: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise FedflatError(f"{argument}='{value}' is not possible.{nearest(str(value), allowed)}")
+
+
+def _at_least_1(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise FedflatError(f"{name}={count}: give a whole number, at least 1.")

@@ -10,8 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import FedflatError
-from . import comparing, drawing, federating, listing, measuring, papers, reporting, running, sweeping  # noqa: F401  (importing them adds their commands)
-from .options import app, console
+
+# Importing them adds their commands, in the order of the help.
+# isort: off
+from . import running, sweeping, tuning  # noqa: F401
+from . import comparing, measuring, drawing, reporting  # noqa: F401
+from . import papers, listing, federating, privacy  # noqa: F401
+
+# isort: on
+from .app import app, console
 
 
 @app.callback(invoke_without_command=True)

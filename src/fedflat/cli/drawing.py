@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import FedflatError
-from .options import DataDirectory, app, console
+from ..errors import FedflatError, require
+from .app import LOOK, app, console
+from .options import DataDirectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,10 +18,22 @@ figure = typer.Typer(
     help="Draw runs: learning curves, flatness, landscapes and the papers' other figures, as png, svg or pdf.",
     no_args_is_help=True,
 )
-app.add_typer(figure, name="figure")
+app.add_typer(figure, name="figure", rich_help_panel=LOOK)
+
+
+def _drawable(out: Path) -> Path:
+    """Before anything is computed: whether a figure can be drawn here, and written to such a file."""
+    from ..figures.style import check_ending
+
+    require("matplotlib", "matplotlib", "plot", "Drawing a figure")
+    check_ending(out)
+    return out
+
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write: .png, .svg or .pdf.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", help="The file to write: .png, .svg or .pdf.", callback=_drawable)
+]
 Width = Annotated[str, typer.Option(help="One or two columns of a paper: one, two.")]
 Smooth = Annotated[int, typer.Option(help="Every point is the mean of the last so many values.", min=1)]
 Against = Annotated[str, typer.Option(help="What is across: rounds, bytes, passes, seconds.")]
@@ -149,7 +162,7 @@ def partition(
         place = {} if data is None else {"data": str(data)}
         seed = one.seed if isinstance(one.seed, int) else one.seed[0]
         federation = make_federation(one.model_copy(update=place), seed)
-        title = f"{federation.name}, {_split(one.partition)}, {len(federation)} clients, seed {seed}"
+        title = f"{federation.name}, {_split(one.filled().partition)}, {len(federation)} clients, seed {seed}"
         federations[title] = federation
     _write(partitions(federations, width), out)
 
@@ -223,6 +236,7 @@ def embedding(
     from ..flatness.embedding import embedding as embed_models
     from .measuring import _trained
 
+    require("sklearn", "scikit-learn", "embedding", "An embedding by t-SNE")
     names = {place: name for name, place in by_place(runs).items()}
     models, federations = {}, []
     for run, trained in _trained(find_runs(runs), data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +12,22 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..experiments.experiment import NATURAL
-from .options import PARTITION_HELP, ClientColumn, Clients, DataDirectory, Download, Target, app, console
+from .app import THERE_IS, app, console
+from .options import (
+    PARTITION_HELP,
+    ClientColumn,
+    ClientFolders,
+    Clients,
+    DataDirectory,
+    Download,
+    Features,
+    ImageSize,
+    Target,
+    named,
+)
 
 
-@app.command()
+@app.command(rich_help_panel=THERE_IS)
 def split(
     dataset: Annotated[
         str, typer.Argument(help="A dataset by name, a csv or Parquet file, a folder of images.")
@@ -30,14 +43,20 @@ def split(
     download: Download = False,
     target: Target = None,
     client_column: ClientColumn = None,
+    features: Features = None,
+    image_size: ImageSize = None,
+    client_folders: ClientFolders = False,
 ) -> None:
     """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
     from ..data.partitions import parse_partition
-    from ..data.split_report import describe, draw
+    from ..data.split_picture import draw
+    from ..data.split_report import describe
     from ..experiments.building import read_dataset
     from ..usual import usual
 
-    loaded = read_dataset(dataset, data, download, target, client_column)
+    loaded = read_dataset(
+        dataset, data, download, target, client_column, named(features), image_size, client_folders
+    )
     chosen = parse_partition(partition)
     labels = loaded.labels
     natural = partition.split("/")[-1] in NATURAL
@@ -51,7 +70,7 @@ def split(
         console.print(f"Drawn to {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command("datasets")
+@app.command("datasets", rich_help_panel=THERE_IS)
 def list_datasets(data: DataDirectory = None) -> None:
     """List the datasets known by name, the files each is read from, and whether it is on this machine."""
     from ..data.catalogue import SOURCES
@@ -65,7 +84,7 @@ def list_datasets(data: DataDirectory = None) -> None:
         console.print(f"    {source.forms}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command("models")
+@app.command("models", rich_help_panel=THERE_IS)
 def list_models() -> None:
     """List the models known by name."""
     from ..models import describe_model, model_names
@@ -77,7 +96,7 @@ def list_models() -> None:
         )
 
 
-@app.command("methods")
+@app.command("methods", rich_help_panel=THERE_IS)
 def list_methods(
     name: Annotated[str | None, typer.Argument(help="Show one method in detail.")] = None,
 ) -> None:
@@ -115,7 +134,7 @@ def list_methods(
     )
 
 
-@app.command("mechanisms")
+@app.command("mechanisms", rich_help_panel=THERE_IS)
 def list_mechanisms() -> None:
     """List the mechanisms that methods are composed of, with their parameters."""
     from .. import methods as _  # noqa: F401  (importing them registers the mechanisms)
@@ -156,3 +175,11 @@ def _parameters(maker: Any) -> str:
 
 def _first_line(thing: Any) -> str:
     return (thing.__doc__ or "").strip().split("\n")[0]
+
+
+@app.command(rich_help_panel=THERE_IS)
+def schema() -> None:
+    """Print the JSON schema of experiment files; editors complete keys with it."""
+    from ..experiments.experiment import Experiment
+
+    print(json.dumps(Experiment.model_json_schema(), indent=2))

@@ -1,4 +1,4 @@
-"""`fedflat flatness` and `fedflat landscape`."""
+"""Commands that measure the models of runs: `fedflat flatness`, `fedflat landscape`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..errors import FedflatError
-from .options import DataDirectory, app, console
+from ..errors import FedflatError, MissingExtra
+from .app import LOOK, app, console
+from .options import DataDirectory
 
 if TYPE_CHECKING:
     from ..experiments.model_of import TrainedModel
@@ -23,7 +24,7 @@ BASIC = ("sharpness", "client-sharpness", "worst-case", "eigenvalues")
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")]
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def flatness(
     runs: Runs,
     measure: Annotated[
@@ -57,6 +58,7 @@ def flatness(
 
     more = {"trace": trace, "density": density, "low-pass": lpf, "radius": radius}
     names = _measures(measure, [name for name, wanted in more.items() if wanted], everything)
+    _require(names, optional=measure is None and not everything and top == 1)
     settings = _settings(set_ or [], names)
     if "eigenvalues" in names:
         settings["eigenvalues"].setdefault("top", top)
@@ -77,7 +79,7 @@ def flatness(
     console.print(f"Kept in flatness.json of {'the run' if len(rows) == 1 else 'each run'}.", style="dim")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def landscape(
     runs: Runs,
     part: Annotated[
@@ -134,9 +136,26 @@ def _measures(only: list[str] | None, more: list[str], everything: bool) -> list
     return list(dict.fromkeys([*(only or BASIC), *more]))
 
 
+def _require(names: list[str], optional: bool) -> None:
+    """Whether everything is installed that the measures need; what nobody asked for by name is left out."""
+    from ..flatness import MEASURES
+
+    for name in list(names):
+        try:
+            MEASURES[name].require()
+        except MissingExtra as missing:
+            if not optional:
+                raise
+            names.remove(name)
+            console.print(
+                f"Without {name}: {missing}", style="yellow", markup=False, highlight=False, soft_wrap=True
+            )
+
+
 def _settings(given: list[str], names: list[str]) -> dict[str, dict[str, Any]]:
     """By measure, from `measure.setting=value`."""
-    from ..experiments.reading import parse_changes, parse_value
+    from ..experiments.changes import parse_changes
+    from ..experiments.parsing import parse_value
 
     settings: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, text in parse_changes(given).items():

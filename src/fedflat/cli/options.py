@@ -1,29 +1,13 @@
-"""Options that several commands share, and the console."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..usual import USUAL
-
-PIPE_WIDTH = 120
-"""Columns of a table that goes into a file or a pipe."""
-
-console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-app = typer.Typer(
-    name="fedflat",
-    help="Sharpness-aware federated learning: train one model across many clients so that it lands in a "
-    "flat minimum of the global loss.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
 def usually(what: str) -> str:
@@ -59,5 +43,33 @@ Download = Annotated[bool, typer.Option("--download", help="Download the dataset
 Target = Annotated[str | None, typer.Option(help="For a csv or Parquet file: the column with the class.")]
 ClientColumn = Annotated[
     str | None,
-    typer.Option(help="For a csv or Parquet file: the column that says whose row it is (use by-user)."),
+    typer.Option(help="For a csv or Parquet file: the column that says whose row it is; dealt out by-user."),
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        help="For a csv or Parquet file: the columns to learn from, such as age,pressure. (default: all others with "
+        "numbers)"
+    ),
+]
+ImageSize = Annotated[
+    int | None, typer.Option(help="For a folder of images: the height and width to resize all to.", min=1)
+]
+ClientFolders = Annotated[
+    bool,
+    typer.Option(
+        "--client-folders",
+        help="For a folder of images: it holds a folder per client, with one per class in it; dealt out by-user.",
+    ),
+]
+
+
+def named(columns: str | None) -> list[str] | None:
+    """The columns of `--features`."""
+    return None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another value for any key of the experiment, such as local.lr=0.05."),
 ]

@@ -1,4 +1,4 @@
-"""`fedflat papers` and `fedflat reproduce`: the papers' tables and figures."""
+"""Commands for the papers' experiments: `fedflat papers`, `fedflat reproduce`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import FedflatError
-from .options import app, console
-from .running import Set
+from .app import PAPERS, app, console
+from .options import Set
 from .sweeping import GridProgress, _seeds
 
 if TYPE_CHECKING:
     from ..experiments.sweep import Cell
 
 
-@app.command("papers")
+@app.command("papers", rich_help_panel=PAPERS)
 def list_papers(
     paper: Annotated[
         str | None, typer.Argument(help="Only this one: fedgmt, fedwmsam, fednsam, fedgf.")
@@ -47,7 +47,7 @@ def list_papers(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=PAPERS)
 def reproduce(
     preset: Annotated[str, typer.Argument(help="Such as fedwmsam/table1; `fedflat papers` lists them.")],
     cells: Annotated[
@@ -69,8 +69,9 @@ def reproduce(
     data: Annotated[Path | None, typer.Option(help="Directory that holds the datasets.")] = None,
 ) -> None:
     """Run cells of a paper's table and print ours beside theirs. The same command goes on where it was stopped."""
+    from ..experiments.changes import parse_changes
+    from ..experiments.parsing import parse_value
     from ..experiments.presets import choose, find_preset
-    from ..experiments.reading import parse_changes, parse_value
     from ..experiments.reproducing import added, plan_runs, tabulate
     from ..experiments.running import stopping_at_round_end
     from ..experiments.sweep import run_cells
@@ -112,7 +113,7 @@ def reproduce(
 
 
 def _words(text: str | None) -> list[str]:
-    from ..experiments.reading import split_values
+    from ..experiments.changes import split_values
 
     return [str(word) for word in split_values(text)] if text else []
 

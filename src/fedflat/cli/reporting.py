@@ -1,4 +1,4 @@
-"""`fedflat report` and `fedflat watch`."""
+"""Commands for the page that compares runs: `fedflat report`, `fedflat watch`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import app, console
+from .app import LOOK, app, console
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")]
 Last = Annotated[int, typer.Option(help="Accuracy is the mean of so many last tests.", min=1)]
@@ -20,7 +20,7 @@ Splits = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
@@ -43,7 +43,7 @@ def report(
         )
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def watch(
     runs: Runs,
     port: Annotated[int, typer.Option(help="0 is any free one.", min=0, max=65535)] = 0,

@@ -1,49 +1,37 @@
-"""`fedflat run`, `fedflat resume` and `fedflat schema`."""
+"""Commands that train: `fedflat run`, `fedflat resume`."""
 
 from __future__ import annotations
 
-import json
-import shlex
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
 
 from ..errors import FedflatError
+from .app import TRAIN, app, console
 from .options import (
     PARTITION_HELP,
     ClientColumn,
+    ClientFolders,
     Clients,
     DataDirectory,
     Download,
+    Features,
+    ImageSize,
+    Set,
     Target,
-    app,
-    console,
+    named,
     usually,
 )
+from .training import train_all
 
 if TYPE_CHECKING:
-    from ..data.federation import Federation
     from ..experiments.experiment import Experiment
-    from ..training import Run
 
 DEMO = ("fedgmt", "fedavg", "fedsam")
-SHARPNESS_SAMPLES = 2000
-"""Training samples, evenly spaced over the clients, on which the summary measures sharpness."""
-
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Another value for any key of the experiment, such as local.lr=0.05."),
-]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def run(
     file: Annotated[
         Path | None, typer.Argument(help="An experiment file (.yaml or .toml); options change it.")
@@ -82,6 +70,9 @@ def run(
     download: Download = False,
     target: Target = None,
     client_column: ClientColumn = None,
+    features: Features = None,
+    image_size: ImageSize = None,
+    client_folders: ClientFolders = False,
     per_round: Annotated[
         int | None, typer.Option(help=f"Clients that take part in a round. {usually('per_round')}", min=1)
     ] = None,
@@ -184,6 +175,9 @@ def run(
         "download": download or None,
         "target": target,
         "client_column": client_column,
+        "features": named(features),
+        "image_size": image_size,
+        "client_folders": client_folders or None,
         "participation": per_round,
         "rounds": rounds,
         "local.lr": lr,
@@ -212,7 +206,7 @@ def run(
         out = Path("runs") / file.stem
     seeds = bases[0].seed if isinstance(bases[0].seed, list) else [bases[0].seed]
     experiments = [base.model_copy(update={"seed": seed}) for seed in seeds for base in bases]
-    runs = _run_all(experiments, out)
+    runs = train_all(experiments, out)
     if method is None and file is None:
         console.print(
             "\nWhere to go next\n"
@@ -227,7 +221,7 @@ def run(
         console.print(f"\nWritten to {out}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of an interrupted run.")],
     rounds: Annotated[
@@ -237,32 +231,20 @@ def resume(
     """Go on with a run after Ctrl-C, a crash or a power cut: the result has the same bits as without it."""
     from ..experiments.running import experiment_of, is_done
 
-    experiment = experiment_of(directory)
+    experiment = experiment_of(directory, to_run=True)
     if rounds is not None:
         experiment = experiment.model_copy(update={"rounds": rounds})
     if is_done(directory, experiment.rounds):
         console.print(f"{directory} is done: nothing is left of its {experiment.rounds} rounds.")
         return
-    _run_all([experiment], directory, resuming=True)
+    train_all([experiment], directory, resuming=True)
     console.print(f"\nWritten to {directory}", highlight=False, soft_wrap=True)
 
 
-@app.command()
-def schema() -> None:
-    """Print the JSON schema of experiment files; editors complete keys with it."""
-    from ..experiments.experiment import Experiment
-
-    print(json.dumps(Experiment.model_json_schema(), indent=2))
-
-
 def _load(file: Path | None, options: dict[str, Any], given: list[str] | None) -> Experiment:
-    from ..experiments.reading import (
-        changed,
-        load_experiment,
-        make_experiment,
-        parse_changes,
-        parse_value,
-    )
+    from ..experiments.changes import changed, parse_changes
+    from ..experiments.parsing import parse_value
+    from ..experiments.reading import load_experiment, make_experiment
 
     changes = {name: value for name, value in options.items() if value is not None}
     changes |= {key: parse_value(text) for key, text in parse_changes(given or []).items()}
@@ -271,148 +253,9 @@ def _load(file: Path | None, options: dict[str, Any], given: list[str] | None) -
     return make_experiment(changed({}, changes))
 
 
-def _run_all(experiments: list[Experiment], out: Path | None, resuming: bool = False) -> list[Run]:
-    """Train one after the other on the same data, and show the outcome."""
-    from ..composition import as_method
-    from ..experiments.building import make_federation
-    from ..experiments.running import run_experiment, stopping_at_round_end
-    from ..progress import RunProgress
-
-    runs: list[Run] = []
-    federation: Federation | None = None
-    last_seed: Any = None
-    directories = [out] if resuming else _directories(out, experiments)
-    for experiment, directory in zip(experiments, directories, strict=True):
-        filled = experiment.filled()
-        if federation is None or filled.seed != last_seed:
-            federation = make_federation(filled, filled.seed if isinstance(filled.seed, int) else 0)
-            last_seed = filled.seed
-            _announce(filled, federation)
-        label = as_method(filled.method).name
-        rounds = filled.rounds or 1
-        try:
-            with (
-                RunProgress(console, label, rounds) as progress,
-                stopping_at_round_end(progress.announce_stop) as stop,
-                _notices(),
-            ):
-                run = run_experiment(
-                    filled, directory, resuming, progress.update, stop, federation, progress.measuring
-                )
-        except KeyboardInterrupt:
-            _interrupted(directory, "at once")
-        if len(run.history) < rounds:
-            _interrupted(directory, f"after round {len(run.history)} of {rounds}")
-        runs.append(run)
-    assert federation is not None
-    console.print(_summary(runs, federation))
-    console.print(
-        "Accuracy on the test set, at the end and as the mean of the last 10 tests. Sharpness of the global\n"
-        f"training loss (rho 0.05, at most {SHARPNESS_SAMPLES:,} samples). Passes that the method makes and, in\n"
-        "brackets, those that fedflat did not have to compute; traffic and training time of all clients together.",
-        style="dim",
-        highlight=False,
-        soft_wrap=True,
-    )
-    return runs
-
-
-def _announce(filled: Experiment, federation: Federation) -> None:
-    from ..experiments.building import make_partition
-
-    local = filled.local
-    length = f"{local.epochs} epochs" if local.steps is None else f"{local.steps} steps"
-    active = f"{filled.participation} a round"
-    console.print(
-        f"{federation.name}, {federation.samples:,} samples over {len(federation)} clients by "
-        f"{make_partition(filled.partition)}, {active}, {filled.rounds} rounds of {length}, "
-        f"batch {local.batch_size}, lr {local.lr:g}, model {filled.model}, seed {filled.seed}"
-        + (f" ({federation.note})" if federation.note else ""),
-        style="dim",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-@contextmanager
-def _notices() -> Iterator[None]:
-    """Show what a run warns about as sentences."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            yield
-        finally:
-            for sentence in dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning):
-                console.print(f"[yellow]Note:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
-
-
-def _interrupted(directory: Path | None, when: str) -> NoReturn:
-    if directory is None:
-        console.print(f"Stopped {when}; without --out nothing is kept.", highlight=False)
-    else:
-        command = f"fedflat resume {shlex.quote(str(directory))}"
-        console.print(
-            f"Stopped {when}. Go on with\n  {command}", markup=False, highlight=False, soft_wrap=True
-        )
-    raise typer.Exit(130)
-
-
 def _engine(name: str | None, workers: int | None) -> str | None:
     if workers is None:
         return name
     if name not in (None, "workers"):
         raise FedflatError(f"--workers {workers} goes with --engine workers, not with {name}.")
     return f"workers:{workers}"
-
-
-def _directories(out: Path | None, experiments: list[Experiment]) -> list[Path | None]:
-    """One directory for one run; one in it for each of several, named after what makes it differ."""
-    from ..composition import as_method
-    from ..experiments.sweep import slug
-
-    if out is None or len(experiments) == 1:
-        return [out] * len(experiments)
-    methods = [str(e.method) for e in experiments]
-    names = [as_method(e.method).name for e in experiments]
-    if len(set(names)) < len(set(methods)):  # one method with several parameters
-        names = methods
-    several = len({str(e.seed) for e in experiments}) > 1
-    parts = [
-        slug(name) + (f"-seed{e.seed}" if several else "") for name, e in zip(names, experiments, strict=True)
-    ]
-    if len(set(parts)) < len(parts):
-        raise FedflatError("Two of the runs would be the same: give every method and every seed once.")
-    return [out / part for part in parts]
-
-
-def _summary(runs: list[Run], federation: Federation) -> Table:
-    from ..flatness.sharpness import sharpness
-
-    everything = federation.union().thinned(SHARPNESS_SAMPLES)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("method")
-    for column in ("accuracy", "last 10", "sharpness", "passes F/B", "MB down/up", "seconds"):
-        table.add_column(column, justify="right", no_wrap=True)
-    best = max((r.accuracy or 0.0) for r in runs)
-    for one in runs:
-        late = [row["accuracy"] for row in one.history if row["accuracy"] is not None][-10:]
-        accuracy = "–" if one.accuracy is None else f"{one.accuracy:.1%}"
-        mark = "bold green" if len(runs) > 1 and one.accuracy == best else ""
-        table.add_row(
-            one.method.name,
-            f"[{mark}]{accuracy}[/]" if mark else accuracy,
-            f"{sum(late) / len(late):.1%}" if late else "–",
-            f"{sharpness(one.model, everything):.4f}",
-            _passes(one),
-            f"{one.total('bytes_down') / 1e6:,.0f}/{one.total('bytes_up') / 1e6:,.0f}",
-            f"{one.total('seconds'):.1f}",
-        )
-    return table
-
-
-def _passes(run: Run) -> str:
-    """What the method makes, and in brackets what of it was spared."""
-    made = f"{run.total('forward'):,.0f}/{run.total('backward'):,.0f}"
-    spared = run.total("spared_forward"), run.total("spared_backward")
-    return f"{made} (−{spared[0]:,.0f}/{spared[1]:,.0f})" if any(spared) else made

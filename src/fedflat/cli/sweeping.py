@@ -9,14 +9,14 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .options import app, console
-from .running import Set
+from .app import TRAIN, app, console
+from .options import Set
 
 if TYPE_CHECKING:
     from ..experiments.sweep import Cell
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def sweep(
     file: Annotated[Path, typer.Argument(help="An experiment file (.yaml or .toml).")],
     method: Annotated[
@@ -36,7 +36,8 @@ def sweep(
 
     What is done is skipped and what was interrupted is gone on with, so the same command continues a sweep.
     """
-    from ..experiments.reading import parse_changes, read_file, split_values
+    from ..experiments.changes import parse_changes, split_values
+    from ..experiments.parsing import read_file
     from ..experiments.running import stopping_at_round_end
     from ..experiments.sweep import grid, run_cells
 

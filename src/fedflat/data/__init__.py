@@ -1,4 +1,4 @@
-"""Datasets, partitions and federations."""
+"""Data as clients have it: datasets, partitions, federations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_dataset(name: str, data: str | Path | None = None, download: bool = Fal
 
 
 def federate(
-    dataset: str | Dataset,
+    dataset: str | Path | Dataset,
     partition: str | Partition = "iid",
     clients: int | None = None,
     seed: int = 0,
@@ -55,14 +55,22 @@ def federate(
         data: the directory to look for the dataset in.
         download: whether it may be downloaded if it is not there.
     """
-    if isinstance(dataset, str):
-        dataset = load_dataset(dataset, data, download)
+    if isinstance(dataset, str | Path):
+        _refuse_paths(Path(dataset))
+        dataset = load_dataset(str(dataset), data, download)
+    if not isinstance(dataset, Dataset):
+        raise FedflatError(
+            f"federate() takes a dataset by name, or what read_table, read_images or from_torch gives, not a "
+            f"{type(dataset).__name__}. Arrays that are dealt out already make a Federation(clients=[(x, y), ...])."
+        )
     if isinstance(partition, str):
         partition = parse_partition(partition)
     if not hasattr(partition, "split"):
         raise FedflatError(f'partition must be such as Dirichlet(0.1) or "dirichlet:0.1", not {partition!r}.')
     if clients is None and not isinstance(partition, ByUser | ByDomain):
         clients = usual(dataset.name).clients
+    if clients is not None and not isinstance(clients, int):
+        raise FedflatError(f"clients={clients!r}: give a whole number.")
     if clients is not None and clients < 1:
         raise FedflatError(f"A federation needs at least one client, not {clients}.")
     federation = Federation.from_indices(
@@ -76,6 +84,14 @@ def federate(
     )
     federation.note = dataset.note
     return federation
+
+
+def _refuse_paths(path: Path) -> None:
+    """A person's own file or folder is read first, since there is more to say about it."""
+    if path.is_file() or path.suffix in (".csv", ".parquet"):
+        raise FedflatError(f"Read {path} first: federate(read_table('{path}', target=...), ...).")
+    if path.is_dir() and path.name.replace("_", "-").lower() not in dataset_names():
+        raise FedflatError(f"Read {path} first: federate(read_images('{path}'), ...).")
 
 
 def split_dataset(dataset: Dataset, partition: Partition, clients: int | None, seed: int) -> list[np.ndarray]:

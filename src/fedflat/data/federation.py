@@ -1,8 +1,8 @@
-"""Data of many clients, and a test set."""
+"""Data of many clients, with a test set that belongs to nobody."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from zlib import crc32
@@ -73,6 +73,8 @@ class Federation:
         pipeline: Pipeline | None = None,
         vocabulary: int | None = None,
     ) -> None:
+        if isinstance(clients, Mapping):
+            raise FedflatError("clients are a mapping here; give a list of pairs, list(clients.values()).")
         pairs = [_pair(f"client {i}", pair) for i, pair in enumerate(clients)]
         if not pairs:
             raise FedflatError("A federation needs at least one client; the list is empty.")
@@ -99,6 +101,8 @@ class Federation:
                 f"{tuple(pairs[0][0].shape[1:])}; they need the same."
             )
         self.classes = classes if classes is not None else self._count_classes()
+        if classes is not None:
+            self._check_labels()
 
     @classmethod
     def from_indices(
@@ -221,8 +225,39 @@ class Federation:
         result._rows = None if self._rows is None else self._rows.to(device)
         return result
 
+    def _owned_targets(self) -> list[tuple[str, Tensor]]:
+        """The targets of every array, and whose they are."""
+        one = [
+            ("the training set" if self._rows is not None else f"client {i}")
+            for i in range(len(self._arrays))
+        ]
+        named = [(owner, targets) for owner, (_, targets) in zip(one, self._arrays, strict=True)]
+        return named if self._test is None else [*named, ("the test set", self._test[1])]
+
+    def _check_labels(self) -> None:
+        for owner, targets in self._owned_targets():
+            if not targets.is_floating_point() and int(targets.max()) >= self.classes:
+                raise FedflatError(
+                    f"{owner} has the label {int(targets.max())}, and there are {self.classes} classes; labels go "
+                    f"from 0 to {self.classes - 1}."
+                )
+
+    def check_classes(self) -> None:
+        """Whether targets are classes, or a probability of each: what cross-entropy takes."""
+        for owner, targets in self._owned_targets():
+            if targets.is_floating_point() and targets.ndim == 1:
+                raise FedflatError(
+                    f"{owner} has targets such as {float(targets[0]):g}, which are no classes: make them whole "
+                    "numbers from 0, with targets.long(), or give train() a loss for numbers, such as mse_loss."
+                )
+            if targets.ndim == 2 and targets.shape[1] == 1 and not targets.is_floating_point():
+                raise FedflatError(
+                    f"{owner} has targets of shape {tuple(targets.shape)}: give one number for each sample, with "
+                    "targets.squeeze(1)."
+                )
+
     def _count_classes(self) -> int:
-        targets = [t for _, t in self._arrays] + ([] if self._test is None else [self._test[1]])
+        targets = [targets for _, targets in self._owned_targets()]
         if any(t.is_floating_point() for t in targets):
             return max(int(t[0].numel()) for t in targets)
         return 1 + max(int(t.max()) for t in targets)
@@ -238,10 +273,10 @@ def _rows(number: int, index: Any) -> Tensor:
 
 def _pair(owner: str, pair: Arrays) -> tuple[Tensor, Tensor]:
     """Two tensors of equal, positive length; whole-number targets as int64, from 0."""
-    try:
-        inputs, targets = (torch.as_tensor(thing) for thing in pair)
-    except (TypeError, ValueError, RuntimeError) as problem:
-        raise FedflatError(f"{owner}: give a pair (inputs, targets) of arrays ({problem}).") from None
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        given = f"an array of shape {tuple(pair.shape)}" if hasattr(pair, "shape") else repr(pair)[:40]
+        raise FedflatError(f"{owner}: give a pair (inputs, targets) of arrays, not {given}.")
+    inputs, targets = _tensor(owner, "inputs", pair[0]), _tensor(owner, "targets", pair[1])
     if inputs.ndim == 0 or targets.ndim == 0:
         raise FedflatError(f"{owner}: give arrays with a row per sample, not single numbers.")
     if len(inputs) != len(targets):
@@ -253,3 +288,22 @@ def _pair(owner: str, pair: Arrays) -> tuple[Tensor, Tensor]:
         if int(targets.min()) < 0:
             raise FedflatError(f"{owner} has the label {int(targets.min())}; labels start at 0.")
     return inputs, targets
+
+
+def _tensor(owner: str, what: str, given: Any) -> Tensor:
+    """Numbers as a tensor."""
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        try:
+            found = np.asarray(given)
+        except ValueError:  # rows of unequal length
+            found = np.empty(0)
+        if found.dtype.kind in "USO" and found.size:
+            remedy = (
+                "number the classes from 0" if what == "targets" else "make them numbers, with astype(float)"
+            )
+            raise FedflatError(
+                f"{owner}: the {what} are words or objects, such as {found.flat[0]!r:.40}; {remedy}."
+            ) from None
+        raise FedflatError(f"{owner}: the {what} cannot be made a tensor ({problem}).") from None

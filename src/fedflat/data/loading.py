@@ -53,9 +53,10 @@ def load(source: Source, directory: str | Path | None = None, download: bool = F
     if found is not None:
         return source.build(cached(source.name, found.files, partial(_decode, found)))
     online = ", or, when online, add --download" if source.hub else ""
+    folders = [folder for folder in source.folders if folder != "."]
     raise FedflatError(
-        f"There is no {source.name} here. Looked in {', '.join(str(root) for root in roots(directory))}, each "
-        f"with the folders {', '.join(source.folders)}. It may be {source.forms}. {source.how} "
+        f"There is no {source.name} here. Looked in {', '.join(str(root) for root in roots(directory))}, and "
+        f"there in {', '.join(folders)}. It may be {source.forms}. {source.how} "
         f"Name its folder with --data DIR or FEDFLAT_DATA{online}."
     )
 

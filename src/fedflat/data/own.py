@@ -23,6 +23,13 @@ from .dataset import Dataset
 from .readers.images import class_folders, decode_images, list_images
 from .readers.parquet import read_tables
 
+GAPS = {"", "na", "n/a", "nan", "null", "none", "-", "?"}
+"""What stands in a table where a number is missing."""
+MANY = 20
+"""So many classes are plausible in a table of any length."""
+SHOWN = 12
+"""Columns that a note names."""
+
 
 def read_table(
     path: str | Path,
@@ -36,10 +43,11 @@ def read_table(
     """Rows of a csv or Parquet file as samples.
 
     Args:
-        path: a `.csv` file with a header, or a `.parquet` file.
+        path: a `.csv` file with a header, columns separated by commas, semicolons or tabs, or a `.parquet` file.
         target: the column with the class, numbers or words.
         client: the column that says whose row it is; deal it out with `ByUser()`.
-        features: the columns to learn from; by default all others that hold only numbers.
+        features: the columns to learn from; by default all others that hold only numbers. The dataset's `note` says
+            which were taken and which were not.
         test: the fraction of every client's rows kept for testing, or the column that is 1, true or "test" there.
         standardise: scale features to zero mean and unit deviation over the training rows.
         seed: of the choice of test rows.
@@ -53,6 +61,7 @@ def read_table(
         if gap is not None:
             raise FedflatError(f"{path}: column '{name}' has nothing in row {gap}; fill or drop that row.")
     labels, class_names = _numbered(columns[target])
+    _check_classes(path, target, len(class_names), len(labels))
     if isinstance(test, str):
         held = np.array([str(v).strip().lower() in ("1", "1.0", "true", "test") for v in columns[test]])
     else:
@@ -62,7 +71,8 @@ def read_table(
         raise FedflatError(
             f"{path}: {int(held.sum())} of {len(held)} rows are for testing; both parts need some."
         )
-    used = list(features) if features is not None else _numeric(columns, {target, client, test})
+    others = {name: values for name, values in columns.items() if name not in (target, client, test)}
+    used = list(features) if features is not None else [name for name in others if _is_numeric(others[name])]
     if not used:
         raise FedflatError(f"{path} has no numeric column to learn from beside '{target}'.")
     for name in used:
@@ -82,6 +92,7 @@ def read_table(
         class_names=class_names,
         groups=None if groups is None else groups[~held],
         group_names=group_names,
+        note=_columns_note(len(class_names), used, [name for name in others if name not in used]),
     )
 
 
@@ -214,9 +225,11 @@ def _read_columns(path: Path) -> dict[str, list[Any]]:
     else:
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.reader(file))
+                separator = _separator(file.readline())
+                file.seek(0)
+                rows = list(csv.reader(file, delimiter=separator))
         except (UnicodeDecodeError, csv.Error) as problem:
-            raise FedflatError(f"{path} is no csv file in UTF-8 ({problem}).") from None
+            raise FedflatError(f"{path} is no csv file in UTF-8 ({problem}); save it as one.") from None
         header, body = (rows[0], [row for row in rows[1:] if row]) if rows else ([], [])
         twice = next((name for name in header if header.count(name) > 1), None)
         if twice is not None:
@@ -228,6 +241,11 @@ def _read_columns(path: Path) -> dict[str, list[Any]]:
     if not columns or not next(iter(columns.values())):
         raise FedflatError(f"{path} has no rows.")
     return columns
+
+
+def _separator(header: str) -> str:
+    """What stands between columns: a comma, or, where there is none, what spreadsheets write elsewhere."""
+    return next((mark for mark in ",;\t" if mark in header), ",")
 
 
 def _known(path: Path, columns: dict[str, list[Any]], name: str) -> None:
@@ -246,31 +264,55 @@ def _numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     return np.array([numbers[text] for text in texts], dtype=np.int64), tuple(names)
 
 
-def _numeric(columns: dict[str, list[Any]], taken: set[Any]) -> list[str]:
-    def is_number(value: Any) -> bool:
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return False
-        return True
+def _check_classes(path: Path, target: str, classes: int, rows: int) -> None:
+    """Whether a column can be a class, and is not different nearly everywhere."""
+    if classes > max(MANY, rows / 2):
+        raise FedflatError(
+            f"{path}: column '{target}' has {classes:,} different values in {rows:,} rows, which is no class. "
+            "Choose another column, or put its values into a few classes first."
+        )
 
-    return [name for name, values in columns.items() if name not in taken and all(map(is_number, values))]
+
+def _is_numeric(values: list[Any]) -> bool:
+    """Whether there are numbers, and nothing else but gaps."""
+    known = [value for value in values if not _is_gap(value)]
+    try:
+        return bool([float(value) for value in known])
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_gap(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.strip().lower() in GAPS)
 
 
 def _floats(path: Path, name: str, values: list[Any]) -> np.ndarray:
     result = np.empty(len(values))
     for number, value in enumerate(values):
         try:
-            result[number] = float(value)
+            result[number] = float("nan" if _is_gap(value) else value)
         except (TypeError, ValueError):
             raise FedflatError(
                 f"{path}: column '{name}', row {number + 1} is {value!r}, not a number."
             ) from None
-    if not np.isfinite(result).all():
+    bad = np.flatnonzero(~np.isfinite(result))
+    if len(bad):
         raise FedflatError(
-            f"{path}: column '{name}' has missing or infinite values; fill or drop those rows."
+            f"{path}: column '{name}' has missing or infinite values in {len(bad):,} of {len(values):,} rows, first "
+            f"in row {bad[0] + 1}; fill or drop those rows, or leave the column out with features (--features)."
         )
     return result
+
+
+def _columns_note(classes: int, used: Sequence[str], left: Sequence[str]) -> str:
+    """What became of the columns of a table."""
+    note = f"{classes} class{'es' if classes != 1 else ''} from {_listed(used)}"
+    return f"{note}; not used: {_listed(left)}" if left else note
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
 def _check_fraction(test: float, otherwise: str = "") -> None:

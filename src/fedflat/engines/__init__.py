@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..data.federation import Federation
 from ..errors import FedflatError, nearest
-from ..evaluation import Score
+from ..evaluation import LossFunction, Score
 from ..flat import FlatModel
-from ..local import LocalSGD, LossFunction
+from ..local_sgd import LocalSGD
 from ..messages import Download, Missing, Upload
 from ..method import Method
 

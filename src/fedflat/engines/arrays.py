@@ -1,4 +1,4 @@
-"""Tensors as arrays in memory that several processes share, and read there without a copy."""
+"""Tensors as arrays in memory that several processes share, without a copy."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from ..evaluation import Score, evaluate
-from ..local import LocalTraining
+from ..local_training import LocalTraining
 from ..messages import Download, Upload
 from . import Job
 

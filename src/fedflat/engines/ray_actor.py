@@ -12,7 +12,7 @@ from ..allocator import keep_memory
 from ..data.federation import Federation
 from ..errors import FedflatError
 from ..evaluation import score_batches
-from ..local import LocalTraining
+from ..local_training import LocalTraining
 from ..messages import Download
 from .arrays import as_array, as_tensor, unpack
 

@@ -21,34 +21,17 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from ..allocator import keep_memory
-from ..data.federation import Federation
 from ..errors import FedflatError
-from ..evaluation import BatchScore, Score, batches_in, score_batches, total_score
-from ..local import LocalTraining
+from ..evaluation import BatchScore, Score, batches_in, total_score
 from ..messages import Download, Upload
 from . import Job
-from .arena import Arena, Plan
+from .arena import Arena
+from .worker import Task, work
 
 DEATHS = 3
 """So often a client may take its worker down before the run is given up."""
 
 _MEMORY = "Is there too little memory? Use fewer workers."
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a worker is told of a client's round: numbers and names; the vectors are in the arena."""
-
-    client: int
-    slot: int
-    round: int
-    lr: float
-    common: tuple[str, ...]
-    each: tuple[str, ...]
-    state: tuple[str, ...]
-    scalars: dict[str, float]
-    buffers: bool
 
 
 @dataclass
@@ -135,7 +118,7 @@ class Workers:
         device = self._devices[number % len(self._devices)]
         inherited = [ours, *(w.pipe for w in self._workers)] if self._forks else []
         process = self._context.Process(
-            target=_work,
+            target=work,
             args=(theirs, inherited, self._job, self._arena.plan, device),
             daemon=True,
             name=f"fedflat-worker-{number}",
@@ -337,80 +320,3 @@ def _checked(answer: Any) -> Any:
     if isinstance(answer, FedflatError):
         raise answer
     return answer
-
-
-# -- in the worker ---------------------------------------------------------------------------------
-
-
-def _work(pipe: Connection, others: list[Connection], job: Job, plan: Plan, device: str) -> None:
-    """A worker's life: wait for tasks, answer them, end when the pipe does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interruption means
-    for other in others:
-        other.close()  # inherited by fork; open copies would hide the main process's end from their owners
-    torch.set_num_threads(1)
-    keep_memory()
-    arena = Arena(plan)
-    federation, training = _equip(job, device)
-    while True:
-        try:
-            message = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            if message[0] == "client":
-                answer: Any = _run_client(message[1], arena, federation, training, device)
-            else:
-                answer = _evaluate(message[1], message[2], arena, federation, training, job)
-        except FedflatError as problem:
-            answer = problem
-        except Exception as problem:
-            answer = FedflatError(f"A worker failed: {type(problem).__name__}: {problem}")
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
-
-
-def _equip(job: Job, device: str) -> tuple[Federation, LocalTraining]:
-    """The worker's own model, and the data on its device."""
-    dtype = job.model.vector.dtype
-    model = job.model.copy(device)
-    federation = job.federation.to(dtype, device)
-    return federation, LocalTraining(model, job.method, job.sgd, job.loss, job.seed, job.buffers)
-
-
-def _run_client(
-    task: Task, arena: Arena, federation: Federation, training: LocalTraining, device: str
-) -> dict[str, Any]:
-    def there(name: str) -> Tensor:
-        return arena[name].to(device)
-
-    values: dict[str, Tensor | float] = {name: there(f"down {name}") for name in task.common}
-    values |= {name: there(f"{task.slot} each {name}") for name in task.each}
-    buffers = there("buffers") if task.buffers else None
-    download = Download(task.round, task.lr, there("start"), {**values, **task.scalars}, buffers)
-    state = {name: there(f"{task.slot} state {name}") for name in task.state}
-    upload = training.run(task.client, federation.client(task.client), download, state)
-    arena[f"{task.slot} update"].copy_(upload.update)
-    for name, vector in upload.vectors.items():
-        arena[f"{task.slot} up {name}"].copy_(vector)
-    for name, vector in upload.state.items():
-        arena[f"{task.slot} state {name}"].copy_(vector)
-    if upload.buffers is not None:
-        arena[f"{task.slot} buffers"].copy_(upload.buffers)
-    return {
-        "numbers": upload.numbers(),
-        "vectors": list(upload.vectors),
-        "state": list(upload.state),
-        "buffers": upload.buffers is not None,
-    }
-
-
-def _evaluate(
-    share: range, has_buffers: bool, arena: Arena, federation: Federation, training: LocalTraining, job: Job
-) -> list[BatchScore]:
-    model, test = training.model, federation.test
-    assert test is not None
-    if has_buffers:
-        model.write_buffers(arena["buffers"])
-    return score_batches(model, arena["start"], test, job.loss, share)

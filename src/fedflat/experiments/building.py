@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..data.partitions.text import partition_from_parts
 from ..data.standin import SHAPES, stand_in
 from ..engines.ray import Ray
 from ..errors import FedflatError, nearest
-from ..local import LocalSGD
+from ..local_sgd import LocalSGD
 from ..models import model_names
 from ..participation import Bernoulli, Everyone, Participation, Schedule, Uniform
 from .experiment import Experiment, LocalSection
@@ -78,19 +79,31 @@ def make_partition(given: str | dict[str, Any]) -> Partition:
     return partition_from_parts(given)
 
 
-def check_dataset(experiment: Experiment) -> None:
-    """Whether there is such a dataset, without reading it."""
+def check_dataset(experiment: Experiment) -> bool:
+    """Whether there is such a dataset, without reading it; an error where there is none."""
     name = experiment.dataset
     path = Path(name)
     if path.is_file() and experiment.target is None:
         raise FedflatError(f"which column of {path} is the class? Say it with target (--target COLUMN).")
     if path.exists() or name.replace("_", "-").lower() in dataset_names():
-        return
+        return True
     if path.suffix in (".csv", ".parquet"):
         raise FedflatError(f"there is no file {path}.")
     if len(path.parts) > 1:
         raise FedflatError(f"there is no file or folder {path}.")
     raise FedflatError(f"there is no dataset '{name}'.{nearest(name, dataset_names())}")
+
+
+OF_A_TABLE = ("target", "client_column", "features")
+OF_A_FOLDER = ("image_size", "client_folders")
+
+
+def check_fits(experiment: Experiment, key: str) -> None:
+    """Whether a key that says how to read a person's own data goes with the dataset."""
+    path = Path(experiment.dataset)
+    if getattr(experiment, key) and not (path.is_file() if key in OF_A_TABLE else path.is_dir()):
+        kind = "a csv or Parquet file" if key in OF_A_TABLE else "a folder of images"
+        raise FedflatError(f"this goes with {kind}, and {experiment.dataset} is none; leave it out.")
 
 
 def check_model(name: str) -> None:
@@ -100,31 +113,24 @@ def check_model(name: str) -> None:
         raise FedflatError(f"there is no model '{bare}'.{nearest(bare, model_names())}")
 
 
-def check_device(name: str) -> None:
-    """Whether this machine has such a device."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise FedflatError(
-            f"'{name}' cannot be used here: write cpu, or cuda on a machine with a GPU."
-        ) from None
-
-
 def read_dataset(
     name: str,
     data: str | Path | None = None,
     download: bool = False,
     target: str | None = None,
     client_column: str | None = None,
+    features: Sequence[str] | None = None,
+    image_size: int | None = None,
+    client_folders: bool = False,
 ) -> Dataset:
     """A named dataset, or a person's own file or folder."""
     path = Path(name)
     if path.is_file():
         if target is None:
             raise FedflatError(f"Which column of {path} is the class? Say it with --target COLUMN.")
-        return read_table(path, target, client_column)
+        return read_table(path, target, client_column, features)
     if path.is_dir() and (path.name != name or name.replace("_", "-").lower() not in dataset_names()):
-        return read_images(path)
+        return read_images(path, image_size, clients=client_folders)
     if path.suffix in (".csv", ".parquet"):
         raise FedflatError(f"There is no file {path}.")
     return load_dataset(name, data, download)
@@ -148,7 +154,14 @@ def _dataset(experiment: Experiment) -> Dataset:
     if experiment.stand_in and name in SHAPES and locate(SOURCES[name], experiment.data) is None:
         return stand_in(name, STAND_IN_SAMPLES, tests or STAND_IN_SAMPLES // 4)
     dataset = read_dataset(
-        name, experiment.data, experiment.download, experiment.target, experiment.client_column
+        name,
+        experiment.data,
+        experiment.download,
+        experiment.target,
+        experiment.client_column,
+        experiment.features,
+        experiment.image_size,
+        experiment.client_folders,
     )
     if tests is None or len(dataset.test[1]) <= tests:
         return dataset

@@ -69,11 +69,22 @@ class Experiment(_Section):
     client_column: str | None = Field(
         default=None, description="of a table: the column that says whose row it is"
     )
+    features: list[str] | None = Field(
+        default=None, description="of a table: the columns to learn from; by default all others with numbers"
+    )
+    image_size: Count | None = Field(
+        default=None, description="of a folder of images: the height and width that all are resized to"
+    )
+    client_folders: bool = Field(
+        default=False,
+        description="of a folder of images: whether it holds a folder per client, with one per class",
+    )
     test_samples: Count | None = Field(default=None, description="test on at most so many, evenly spaced")
     stand_in: bool = Field(default=False, description="made-up data if the dataset is not on this machine")
     augment: str | None = Field(default=None, description="how training images are augmented")
     partition: str | dict[str, Any] = Field(
-        default="dirichlet:0.1", description="such as dirichlet:0.1, or {name: dirichlet, alpha: 0.1}"
+        default="dirichlet:0.1",
+        description="such as dirichlet:0.1, or {name: dirichlet, alpha: 0.1}; by-user where data has owners",
     )
     clients: Count | None = None
     model: str | None = Field(
@@ -118,8 +129,8 @@ class Experiment(_Section):
     )
     trackers: list[str] = Field(default=[], description="tensorboard, wandb, mlflow, trackio")
 
-    def filled(self) -> Experiment:
-        """With what is usual for the dataset where nothing is said."""
+    def filled(self, found: int | None = None) -> Experiment:
+        """With what is usual for the dataset where nothing is said; `found` clients, where the data decides."""
         plan = usual(self.dataset)
         local = self.local
         given_length = local.epochs is not None or local.steps is not None
@@ -131,13 +142,16 @@ class Experiment(_Section):
                 "batch_size": plan.batch_size if local.batch_size is None else local.batch_size,
             }
         )
-        dealt = self.partition
+        owned = self.client_column is not None or self.client_folders
+        dealt = "by-user" if owned and "partition" not in self.model_fields_set else self.partition
         natural = (dealt.split("/")[-1] if isinstance(dealt, str) else dealt.get("name")) in NATURAL
         clients = self.clients if self.clients is not None or natural else plan.clients
-        per_round = plan.per_round if clients is None else min(plan.per_round, clients)
+        known = found if clients is None else clients
+        per_round = plan.per_round if known is None else min(plan.per_round, known)
         return self.model_copy(
             update={
                 "local": local,
+                "partition": dealt,
                 "clients": clients,
                 "model": self.model or plan.model,
                 "participation": per_round if self.participation is None else self.participation,

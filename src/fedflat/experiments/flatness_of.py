@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..composition import as_method
-from ..errors import FedflatError
-from ..files import explained, replace_file
+from ..errors import FedflatError, explained
+from ..files import replace_file
 from ..flatness import MEASURES
 from ..flatness.landscape import Data, landscape
 from .building import make_sgd

@@ -1,4 +1,4 @@
-"""A run's model and data, again: for what is measured and drawn after training."""
+"""The model of a run, again, with the run's data: to measure it, to draw it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ from .experiment import Experiment
 from .running import experiment_of, is_done
 
 DATA_KEYS = (
-    *("dataset", "data", "target", "client_column", "test_samples", "stand_in"),
+    *(
+        "dataset",
+        "data",
+        "target",
+        "client_column",
+        "features",
+        "image_size",
+        "client_folders",
+        "test_samples",
+        "stand_in",
+    ),
     *("augment", "partition", "clients", "seed", "dtype"),
 )
 """What of an experiment makes its federation."""

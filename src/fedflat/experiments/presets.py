@@ -1,4 +1,4 @@
-"""The papers' tables and figures as experiments, with the numbers that were published.
+"""The papers' experiments, with the numbers that were published.
 
 A preset is a table of rows (methods) and columns (settings). A cell's experiment is the preset's, changed by its
 column, then by its row, then by what the row says for that column. Cells that measure the same run in two ways, such
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..errors import FedflatError, nearest
+from .changes import changed
 from .experiment import NATURAL, Experiment
-from .reading import changed, make_experiment
+from .reading import make_experiment
 
 PAPERS = ("fedgmt", "fedwmsam", "fednsam", "fedgf")
 
@@ -44,7 +45,7 @@ STEP_SECONDS = {
 }
 """One forward and backward pass over a batch of 50 on one core of a usual machine: for estimates of cost."""
 
-SMALL_BUDGET = 240.0
+SMALL_BUDGET = 90.0
 """Seconds of one core that all cells of a small reproduction may take together."""
 SMALL_SUBSTITUTES = {"vit-b16": "resnet8", "swin-s": "resnet8", "swin-b": "resnet8", "resnet50": "resnet8"}
 """Models that are too large to try, and need weights from elsewhere."""

@@ -1,4 +1,4 @@
-"""Running cells of a paper's table, and ours beside theirs."""
+"""Running cells of a paper's table beside the published numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from ..composition import as_method
 from ..rundirectory import read_metrics
+from .changes import changed
 from .presets import PaperCell, measured, small
-from .reading import changed, make_experiment
+from .reading import make_experiment
 from .sweep import Cell, slug
 
 Planned = tuple[PaperCell, list[Cell]]

@@ -1,4 +1,4 @@
-"""Running an experiment, and going on with one."""
+"""Running an experiment, from the start or from where it was stopped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from ..composition import as_method
 from ..data.federation import Federation
 from ..engines import Engine
 from ..errors import FedflatError
+from ..round import Round
 from ..rundirectory import read_metrics, read_settings
 from ..trackers import Trackers
-from ..training import Round, Run, train
+from ..training import Run, train
 from ..usual import USUAL
 from .building import make_federation, make_participation, make_ray, make_sgd
 from .experiment import Experiment
@@ -40,6 +41,7 @@ def run_experiment(
     filled = experiment.filled()
     seed = experiment.seed
     federation = federation or make_federation(filled, seed)
+    filled = experiment.filled(len(federation))
     method = as_method(filled.method)
     with Trackers(filled.trackers, method.name, filled.written(), out) as trackers:
 
@@ -89,16 +91,17 @@ def usual_engine(experiment: Experiment) -> str:
     return "inprocess" if small else "workers"
 
 
-def experiment_of(run: str | Path) -> Experiment:
-    """The experiment that a run directory holds."""
+def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
+    """The experiment that a run directory holds; unless it is `to_run`, this machine need not be able to run it."""
     path = Path(run) / "experiment.yaml"
+    if not path.exists() or (Path(run) / "run.json").exists():
+        read_settings(run, to_go_on=to_run)  # before keys that another version may have
     if not path.exists():
-        read_settings(run)
         raise FedflatError(
             f"{run} was not started from the command line or an experiment: go on with it in Python, with the same "
             f"arguments and train(..., out='{run}', resume=True)."
         )
-    return load_experiment(path)
+    return load_experiment(path, to_run=to_run)
 
 
 def is_done(run: str | Path, rounds: int | None = None) -> bool:

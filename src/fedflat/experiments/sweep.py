@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FedflatError
 from ..rundirectory import difference
+from .changes import changed, unchanged
 from .experiment import Experiment
-from .reading import Lines, changed, make_experiment, unchanged
+from .problems import Lines
+from .reading import make_experiment
 
 if TYPE_CHECKING:
-    from ..training import Round
+    from ..round import Round
 
 POLL = 0.2
 """Seconds between looks at whether to stop."""

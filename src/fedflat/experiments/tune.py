@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FedflatError, MissingExtra
-from .reading import changed, make_experiment, parse_value, split_values
+from .changes import changed, split_values
+from .parsing import parse_value
+from .reading import make_experiment
 from .running import run_experiment
 
 

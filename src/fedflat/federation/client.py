@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from ..composition import as_method
 from ..data.federation import Federation
 from ..errors import FedflatError
-from ..evaluation import evaluate
+from ..evaluation import LossFunction, evaluate
 from ..flat import FlatModel
-from ..local import LocalTraining, LossFunction
+from ..local_training import LocalTraining
 from ..messages import Download, Upload
 from ..models import build_model
 from .kept import KeptState, LostState, Receipt

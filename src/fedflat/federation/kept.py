@@ -14,8 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..checkpoint import read_checkpoint, write_checkpoint
-from ..errors import FedflatError
-from ..files import explained
+from ..errors import FedflatError, explained
 
 KEEP = 3
 """So many states of a client."""

@@ -1,4 +1,4 @@
-"""Certificates and keys to try a federation out with: an authority, a server certificate, a key for every node.
+"""Keys to try a federation out with: an authority, a server certificate, a key for every node.
 
 All are elliptic-curve keys (P-384), in files that only their owner can read.
 """
@@ -12,8 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FedflatError, MissingExtra
-from ..files import explained
+from ..errors import FedflatError, MissingExtra, explained
 
 if TYPE_CHECKING:
     from cryptography import x509

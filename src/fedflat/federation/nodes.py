@@ -1,4 +1,4 @@
-"""Who is connected, and which client each node is."""
+"""Which client each connected node is."""
 
 from __future__ import annotations
 

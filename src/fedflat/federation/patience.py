@@ -1,11 +1,11 @@
-"""How long the server waits, for how many, and what happens to those that do not answer as they should."""
+"""How long the server waits, for how many, with which consequence for those that do not answer."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from ..mechanism import check_parameters, choice, number
+from ..parameters import check_parameters, choice, number
 
 
 @dataclass(frozen=True)

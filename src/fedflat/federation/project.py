@@ -7,8 +7,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from ..errors import FedflatError
-from ..files import explained
+from ..errors import FedflatError, explained
 
 
 def write_project(path: Path) -> list[Path]:

@@ -7,8 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from ..errors import FedflatError
-from ..files import explained
+from ..errors import FedflatError, explained
 
 SIZE = 32
 """Bytes."""

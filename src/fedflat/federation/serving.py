@@ -19,13 +19,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from ..composition import as_method
 from ..data.federation import Federation
-from ..errors import FedflatError, nearest
+from ..errors import FedflatError, explained, nearest
+from ..evaluation import LossFunction
 from ..experiments.building import make_participation, make_sgd
 from ..experiments.experiment import Experiment
 from ..experiments.reading import load_experiment
-from ..files import explained, replace_file
-from ..local import LossFunction
-from ..training import Round, Run, train
+from ..files import replace_file
+from ..round import Round
+from ..training import Run, train
 from .client import ModelHook
 from .engine import Flower
 from .logs import say, to_console

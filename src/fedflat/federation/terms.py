@@ -1,4 +1,4 @@
-"""What the server and its clients agree on before the first round: sent with every message, as plain text."""
+"""What the server agrees on with its clients before the first round: sent with every message, as plain text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import FedflatError
-from ..local import LocalSGD
+from ..local_sgd import LocalSGD
 from ..method import Method
 
 FORMAT = 1

@@ -1,4 +1,4 @@
-"""Vectors and numbers as Flower's records. Nothing received is ever unpickled, or read before it is checked."""
+"""What travels, as Flower's records. Nothing received is ever unpickled, or read before it is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of runs and of flatness, in one style; each function returns a matplotlib Figure, which `save` writes.
+"""Figures in one style; each function returns a matplotlib Figure, which `save` writes.
 
 What lies in run directories is read, not computed: where a measurement is missing, the error names the command that
 makes it.

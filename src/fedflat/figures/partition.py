@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.federation import Federation
-from ..data.split_report import paint, picture_size
+from ..data.split_picture import paint, picture_size
 from ..errors import FedflatError
 from .style import columns_wide, look
 

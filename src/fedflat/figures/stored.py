@@ -1,4 +1,4 @@
-"""What was measured of trained models and lies in their run directories."""
+"""What run directories hold of trained models."""
 
 from __future__ import annotations
 

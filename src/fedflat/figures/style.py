@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FedflatError, MissingExtra, nearest
-from ..files import explained
+from ..errors import FedflatError, MissingExtra, explained, nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,13 +140,18 @@ def name_panels(axes: Sequence[Axes], titles: Sequence[str], room: int) -> None:
         one.set_title(textwrap.fill(title, room))
 
 
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as png, svg or pdf, as the file's name ends; the same figure gives the same bytes."""
-    path = Path(path)
+def check_ending(path: Path) -> None:
+    """Whether a figure can be written to a file of such a name."""
     if path.suffix.lower() not in ENDINGS:
         raise FedflatError(
             f"{path}: a figure is written to .png, .svg or .pdf.{nearest(path.suffix, ENDINGS)}"
         )
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as png, svg or pdf, as the file's name ends; the same figure gives the same bytes."""
+    path = Path(path)
+    check_ending(path)
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with look(), explained(f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,12 @@ _ALL = [
         "highest rise of the loss within rho, by several projected ascent steps",
         "worst_case.worst_case_sharpness",
     ),
-    Measure("eigenvalues", "largest eigenvalues of the Hessian", "eigenvalues.hessian_eigenvalues"),
+    Measure(
+        "eigenvalues",
+        "largest eigenvalues of the Hessian",
+        "eigenvalues.hessian_eigenvalues",
+        needs=("scipy", "flatness"),
+    ),
     Measure("trace", "trace of the Hessian, with its interval", "trace.hessian_trace"),
     Measure("density", "density of the Hessian's eigenvalues", "density.spectral_density"),
     Measure("low-pass", "mean loss under Gaussian noise on the weights (LPF)", "low_pass.low_pass"),

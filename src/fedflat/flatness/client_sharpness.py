@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.federation import Federation
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LossFunction
 from .clients import choose, fitting
 from .sharpness import sharpness
 

@@ -1,4 +1,4 @@
-"""Random vectors over a model's weights, the same for the same seed, purpose and number."""
+"""Random vectors over a model's weights, the same for the same seed."""
 
 from __future__ import annotations
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ..composition import MethodLike
 from ..data.federation import Federation
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LocalSGD, LossFunction
+from ..local_sgd import LocalSGD
 from .client_sharpness import ClientSharpness
 from .clients import choose, fitting
 from .local_round import local_round

@@ -10,8 +10,9 @@ from torch import nn
 
 from ..composition import MethodLike
 from ..data.federation import Federation
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LocalSGD, LossFunction
+from ..local_sgd import LocalSGD
 from .clients import choose
 from .local_round import local_round
 from .update_sums import UpdateSums

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError, MissingExtra
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LossFunction
 from ..randomness import generator
 from .directions import gaussian
 from .estimate import at_least
@@ -62,7 +62,7 @@ def hessian_eigenpairs(
             eigsh,
         )
     except ImportError:
-        raise MissingExtra("scipy", "flatness", "Eigenvalues of the Hessian") from None
+        raise MissingExtra("scipy", "flatness", "The measure eigenvalues") from None
     at_least("top", top, 1)
     if top >= surface.size:
         raise FedflatError(f"top={top}: the model has {surface.size} weights; ask for fewer eigenvalues.")

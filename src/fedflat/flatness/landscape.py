@@ -1,4 +1,4 @@
-"""The loss over lines and planes of weights.
+"""The loss over a line or a plane of weights.
 
 Random directions are filter-normalised (Li et al. 2018, Visualizing the Loss Landscape of Neural Nets): networks
 whose layers are scaled up and down against each other compute the same and then look the same. Several models are
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LossFunction
 from .directions import gaussian
 from .points import Point, losses_at
 from .surface import Surface

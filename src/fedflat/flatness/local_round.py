@@ -10,8 +10,10 @@ from torch import nn
 
 from ..composition import MethodLike, as_method
 from ..data.federation import Federation
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LocalSGD, LocalTraining, LossFunction
+from ..local_sgd import LocalSGD
+from ..local_training import LocalTraining
 from ..messages import Upload
 from ..server import Server
 from .clients import choose, fitting

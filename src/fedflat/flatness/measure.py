@@ -1,4 +1,4 @@
-"""What a measure is to an experiment file and the command line: a name, a function and its settings."""
+"""What a measure is to an experiment file: a name, a function, its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FedflatError, nearest
+from ..errors import FedflatError, nearest, require
 from .estimate import Estimate
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ class Measure:
     """`module.function` in this package"""
     federated: bool = False
     """whether it needs to know which samples are whose"""
+    needs: tuple[str, str] | None = None
+    """a package that does not come with fedflat, and the extra that brings it"""
+
+    def require(self) -> None:
+        """An error if what it needs is not installed."""
+        if self.needs is not None:
+            package, extra = self.needs
+            require(package, package, extra, f"The measure {self.name}")
 
     @property
     def function(self) -> Callable[..., Any]:

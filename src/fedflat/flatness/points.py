@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..files import explained
+from ..errors import explained
 from ..slots import memory
 from .surface import Surface
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.federation import Federation, Shard
+from ..evaluation import LossFunction
 from ..flat import FlatModel, inverse_norm
-from ..local import LossFunction
 from .directions import unit
 from .estimate import Estimate, at_least
 from .surface import Surface

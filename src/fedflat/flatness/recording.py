@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..data.federation import Federation
 from ..errors import FedflatError, nearest
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LossFunction
 from ..messages import Upload
 from ..server import Server
 from . import MEASURES
@@ -113,6 +113,8 @@ class Recording:
         announce: Callable[[str], None] | None = None,
     ) -> None:
         self._wanted = wanted(given)
+        for one in self._wanted:
+            one.measure.require()
         self._model, self._federation, self._loss = model, federation, loss
         self._announce = announce or (lambda _: None)
         self._own: FlatModel | None = None

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.federation import Federation, Shard
+from ..evaluation import LossFunction
 from ..flat import FlatModel, inverse_norm
-from ..local import LossFunction
 from .surface import Surface
 
 

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError
+from ..evaluation import LossFunction
 from ..flat import FlatModel, Gradients
-from ..local import LossFunction
 
 CHUNK = 250
 """Samples per pass: more are no quicker, and a Hessian of a ResNet-18 then takes 1 GB."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError, nearest
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LossFunction
 from .directions import signs
 from .estimate import Estimate, at_least
 from .surface import Surface

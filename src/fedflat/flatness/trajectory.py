@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from ..composition import MethodLike, as_method
 from ..data.federation import Shard
+from ..evaluation import LossFunction
 from ..flat import FlatModel
-from ..local import LocalSGD, LocalTraining, LossFunction
+from ..local_sgd import LocalSGD
+from ..local_training import LocalTraining
 from ..mechanism import Value
 from ..messages import Download
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Correction, Mechanism, choice, number
+from ..mechanism import Contract, Correction, Mechanism
+from ..parameters import choice, number
 from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:

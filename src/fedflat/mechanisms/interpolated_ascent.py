@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Mechanism, number
+from ..mechanism import Contract, Mechanism
+from ..parameters import number
 
 if TYPE_CHECKING:
     from ..local import Step

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Correction, Mechanism, number
+from ..mechanism import Contract, Correction, Mechanism
+from ..parameters import number
 from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
@@ -69,21 +70,18 @@ class AdaptiveAscent(Mechanism):
     def shift(self, step: Step) -> None:
         """Move the point uphill, far where weights are large."""
         local = step.local
-        scale = local.scratch("adaptive scale")
+        scale, scaled = local.scratch("adaptive scale"), local.scratch("adaptive gradient")
         if self not in local.notes:
-            names, pieces = local.model.names, local.model.split(scale)
-            weights = [piece for name, piece in zip(names, pieces, strict=True) if is_weight(name)]
-            others = [piece for name, piece in zip(names, pieces, strict=True) if not is_weight(name)]
-            local.notes[self] = pieces, weights, others
-        pieces, weights, others = local.notes[self]
-        torch.abs(step.w, out=scale)
-        for piece in weights:
-            piece.add_(self.eta)
+            names, scales = local.model.names, local.model.split(scale)
+            others = [piece for name, piece in zip(names, scales, strict=True) if not is_weight(name)]
+            local.notes[self] = scales, local.model.split(scaled), others
+        scales, products, others = local.notes[self]
+        torch.abs(step.w, out=scale).add_(self.eta)
         for piece in others:
             piece.fill_(1.0)
-        scaled = torch._foreach_mul(pieces, step.gradient_pieces())
-        torch._foreach_mul_(pieces, scaled)
-        step.move(scale, self.rho * inverse_norm(torch.stack(torch._foreach_norm(scaled))))
+        for piece, factor, product in zip(step.gradient_pieces(), scales, products, strict=True):
+            torch.mul(piece, factor, out=product)
+        step.move(scaled, self.rho * inverse_norm(scaled), times=scale)
 
 
 def is_weight(name: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Mechanism, number
+from ..mechanism import Contract, Mechanism
+from ..parameters import number
 
 if TYPE_CHECKING:
     from ..local import Local, Step

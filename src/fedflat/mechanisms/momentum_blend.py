@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..flat import cosine, inverse_norm
-from ..mechanism import Contract, Correction, Mechanism, choice, number
+from ..mechanism import Contract, Correction, Mechanism
+from ..parameters import choice, number
 
 if TYPE_CHECKING:
     from ..local import Local, Step

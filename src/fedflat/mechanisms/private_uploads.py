@@ -1,4 +1,4 @@
-"""Clipping and Gaussian noise on everything a client uploads, before it leaves."""
+"""Noise on everything that a client uploads, before it leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..mechanism import Mechanism, number
+from ..mechanism import Mechanism
+from ..parameters import number
 from ..randomness import key
 from ..slots import memory
 

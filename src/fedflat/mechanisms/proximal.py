@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..mechanism import Contract, Correction, Mechanism, number
+from ..mechanism import Contract, Correction, Mechanism
+from ..parameters import number
 from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..mechanism import Contract, Mechanism, number
+from ..mechanism import Contract, Mechanism
+from ..parameters import number
 
 if TYPE_CHECKING:
     from ..local import Step

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..mechanism import Contract, Mechanism, number
+from ..mechanism import Contract, Mechanism
+from ..parameters import number
 
 if TYPE_CHECKING:
     from ..server import Server

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..mechanism import Contract, Mechanism, choice, number
+from ..mechanism import Contract, Mechanism
+from ..parameters import choice, number
 
 if TYPE_CHECKING:
     from ..local import Local, Step

@@ -21,7 +21,7 @@ def image_shape(
             needs += f" with at least {smallest}x{smallest} pixels"
         if multiple > 1:
             needs += f" whose sides are multiples of {multiple}"
-        raise _unfit(model, needs, shape, vocabulary)
+        raise _unfit(model, needs, shape, vocabulary, _remedy(shape) if vocabulary is None else "")
     return shape[0], shape[1], shape[2]
 
 
@@ -39,6 +39,17 @@ def refuse_tokens(model: str, shape: tuple[int, ...], vocabulary: int | None) ->
         raise _unfit(model, "inputs that are quantities (for text: fasttext, char-lstm)", shape, vocabulary)
 
 
-def _unfit(model: str, needs: str, shape: tuple[int, ...], vocabulary: int | None) -> FedflatError:
-    kind = "without a vocabulary" if vocabulary is None else f"from a vocabulary of {vocabulary:,}"
-    return FedflatError(f"{model} needs {needs}; the samples here have the shape {shape}, {kind}.")
+def _remedy(shape: tuple[int, ...]) -> str:
+    """What to do about samples that are nearly such images."""
+    if len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3):
+        return " Put the channels first: inputs.permute(0, 3, 1, 2)."
+    if len(shape) == 2:
+        return " Give them a channel: inputs.unsqueeze(1)."
+    return " For a table, take mlp." if len(shape) == 1 else ""
+
+
+def _unfit(
+    model: str, needs: str, shape: tuple[int, ...], vocabulary: int | None, remedy: str = ""
+) -> FedflatError:
+    kind = "" if vocabulary is None else f", from a vocabulary of {vocabulary:,}"
+    return FedflatError(f"{model} needs {needs}; the samples here have the shape {shape}{kind}.{remedy}")

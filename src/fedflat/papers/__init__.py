@@ -1,1 +1,1 @@
-"""The papers' experiments and published numbers, one file per paper."""
+"""The papers' experiments as data, one file per paper."""

@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..errors import FedflatError, MissingExtra
-from ..files import explained, replace_file
+from ..errors import FedflatError, MissingExtra, explained
+from ..files import replace_file
 from .content import Content
 
 SCRIPTS = (

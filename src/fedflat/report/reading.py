@@ -1,4 +1,4 @@
-"""What a run directory has for the page, and a sentence for everything that is missing from it."""
+"""What a run directory has for the page, with a sentence for everything that is missing from it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from ..errors import FedflatError
+from ..errors import FedflatError, explained
 from ..experiments.compare import describe
-from ..files import explained
-from ..rundirectory import FORMAT, read_metrics, read_settings
+from ..formats import RUN
+from ..rundirectory import read_metrics, read_settings
 
 FILES = ("run.json", "metrics.jsonl", "experiment.yaml", "flatness.json", "landscape.json")
 """All that is read of a run."""
@@ -84,10 +84,10 @@ def read_run(path: Path) -> RunFiles:
     """A run with whatever is sound of it; an error if it is of a version that cannot be read."""
     notes: list[str] = []
     settings = _mapping(path / "run.json", notes)
-    if settings.get("format", 0) != FORMAT and settings:
+    if settings.get("format", 0) != RUN and settings:
         read_settings(path)  # refuses what is newer
         if not isinstance(settings.get("format"), int):
-            notes.append(f"run.json does not say which format it has; read as format {FORMAT}.")
+            notes.append(f"run.json does not say which format it has; read as format {RUN}.")
     if not settings and not (path / "run.json").exists():
         notes.append("There is no run.json: versions, and when it ran, are unknown.")
     experiment = _experiment(path, notes)

@@ -1,4 +1,4 @@
-"""A run's rounds as columns of numbers, with as many points and digits as a page can show."""
+"""A run's rounds as columns of numbers, no more than a page can show."""
 
 from __future__ import annotations
 

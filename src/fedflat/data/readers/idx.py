@@ -1,4 +1,4 @@
-"""IDX files, the form of MNIST and Fashion-MNIST, plain or gzipped."""
+"""IDX files, the form of Fashion-MNIST, plain or gzipped."""
 
 from __future__ import annotations
 

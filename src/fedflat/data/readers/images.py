@@ -1,4 +1,4 @@
-"""Encoded images: from bytes to arrays of one size, and from folders with a class each."""
+"""Encoded images: from bytes, or folders with a class each, to arrays of one size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def decode_images(
         if pixels.shape != result.shape[1:]:
             raise FedflatError(
                 f"{name} is {image.width}x{image.height}, the first image "
-                f"{result.shape[2]}x{result.shape[1]}; give a size to which all are resized."
+                f"{result.shape[2]}x{result.shape[1]}; give a size to which all are resized (--image-size)."
             )
         result[number] = pixels
     if result is None:

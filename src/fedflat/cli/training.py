@@ -1,0 +1,124 @@
+"""Training one experiment after the other on the same data, in view of a person."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+from rich.markup import escape
+
+from ..errors import FedflatError
+from .app import console
+from .outcome import show_outcome
+
+if TYPE_CHECKING:
+    from ..data.federation import Federation
+    from ..experiments.experiment import Experiment
+    from ..training import Run
+
+
+def train_all(experiments: list[Experiment], out: Path | None, resuming: bool = False) -> list[Run]:
+    """Train one after the other on the same data, and show the outcome."""
+    from ..composition import as_method
+    from ..experiments.building import make_federation
+    from ..experiments.running import run_experiment, stopping_at_round_end
+    from ..progress import RunProgress
+
+    runs: list[Run] = []
+    federation: Federation | None = None
+    last_seed: Any = None
+    directories = [out] if resuming else _directories(out, experiments)
+    for experiment, directory in zip(experiments, directories, strict=True):
+        filled = experiment.filled()
+        if federation is None or filled.seed != last_seed:
+            federation = make_federation(filled, filled.seed if isinstance(filled.seed, int) else 0)
+            last_seed = filled.seed
+            _announce(experiment.filled(len(federation)), federation)
+        filled = experiment.filled(len(federation))
+        label = as_method(filled.method).name
+        rounds = filled.rounds or 1
+        try:
+            with (
+                RunProgress(console, label, rounds) as progress,
+                stopping_at_round_end(progress.announce_stop) as stop,
+                _notices(),
+            ):
+                run = run_experiment(
+                    filled, directory, resuming, progress.update, stop, federation, progress.measuring
+                )
+        except KeyboardInterrupt:
+            _interrupted(directory, "at once")
+        if len(run.history) < rounds:
+            _interrupted(directory, f"after round {len(run.history)} of {rounds}")
+        runs.append(run)
+    assert federation is not None
+    show_outcome(runs, federation)
+    return runs
+
+
+def _announce(filled: Experiment, federation: Federation) -> None:
+    from ..experiments.building import make_partition
+
+    local = filled.local
+    length = f"{local.epochs} epochs" if local.steps is None else f"{local.steps} steps"
+    partition = str(make_partition(filled.partition))
+    dealt = partition if partition.startswith("by-") else f"by {partition}"
+    active = f"{filled.participation} a round"
+    console.print(
+        f"{federation.name}, {federation.samples:,} samples over {len(federation)} clients {dealt}, "
+        f"{active}, {filled.rounds} rounds of {length}, "
+        f"batch {local.batch_size}, lr {local.lr:g}, model {filled.model}, seed {filled.seed}"
+        + (f" ({federation.note})" if federation.note else ""),
+        style="dim",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _notices() -> Iterator[None]:
+    """Show what a run warns about as sentences."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for sentence in dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning):
+                console.print(f"[yellow]Note:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+
+
+def _interrupted(directory: Path | None, when: str) -> NoReturn:
+    if directory is None:
+        console.print(f"Stopped {when}; without --out nothing is kept.", highlight=False)
+    else:
+        command = f"fedflat resume {shlex.quote(str(directory))}"
+        console.print(
+            f"Stopped {when}. Go on with\n  {command}", markup=False, highlight=False, soft_wrap=True
+        )
+    raise typer.Exit(130)
+
+
+def _directories(out: Path | None, experiments: list[Experiment]) -> list[Path | None]:
+    """One directory for one run; one in it for each of several, named after what makes it differ."""
+    from ..composition import as_method
+    from ..experiments.sweep import slug
+
+    if out is None or len(experiments) == 1:
+        return [out] * len(experiments)
+    methods = [str(e.method) for e in experiments]
+    names = [as_method(e.method).name for e in experiments]
+    if len(set(names)) < len(set(methods)):  # one method with several parameters
+        names = methods
+    several = len({str(e.seed) for e in experiments}) > 1
+    parts = [
+        slug(name) + (f"-seed{e.seed}" if several else "") for name, e in zip(names, experiments, strict=True)
+    ]
+    if len(set(parts)) < len(parts):
+        raise FedflatError("Two of the runs would be the same: give every method and every seed once.")
+    return [out / part for part in parts]

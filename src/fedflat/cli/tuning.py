@@ -1,0 +1,58 @@
+"""`fedflat tune`: a search for good settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .app import TRAIN, app, console
+from .options import Set
+
+
+@app.command(rich_help_panel=TRAIN)
+def tune(
+    file: Annotated[Path, typer.Argument(help="An experiment file (.yaml or .toml).")],
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            help="What to search: local.lr=0.01:1:log, method.rho=0.01:0.5:log, local.epochs=1,5,10."
+        ),
+    ],
+    trials: Annotated[int, typer.Option(help="Trials in all; a study that has fewer goes on.", min=1)] = 20,
+    set_: Set = None,
+    last: Annotated[int, typer.Option(help="What counts is the mean of so many last tests.", min=1)] = 10,
+    seed: Annotated[int, typer.Option(help="Of the search and of every run.", min=0)] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for the study. (default: runs/ and the file's name and -tune)"),
+    ] = None,
+) -> None:
+    """Search for good settings with Optuna (extra `tune`); the same command goes on with an interrupted study."""
+    from ..experiments.changes import changed, parse_changes
+    from ..experiments.parsing import parse_value, read_file
+    from ..experiments.running import stopping_at_round_end
+    from ..experiments.tune import parse_range, tune as search
+
+    content, _ = read_file(file)
+    content = changed(content, {key: parse_value(text) for key, text in parse_changes(set_ or []).items()})
+    ranges = {key: parse_range(text) for key, text in parse_changes(vary).items()}
+    place = out or Path("runs") / f"{file.stem}-tune"
+
+    def tell(number: int, value: float | None, chosen: Any) -> None:
+        outcome = "ended early" if value is None else f"{value:.2%}"
+        settings = ", ".join(f"{key}={_short(one)}" for key, one in chosen.items())
+        console.print(f"trial {number}: {outcome}  {settings}", highlight=False, soft_wrap=True)
+
+    def announce() -> None:
+        console.print("Stopping after this round; press Ctrl-C again to stop at once.")
+
+    with stopping_at_round_end(announce) as stop:
+        best, accuracy = search(content, ranges, trials, place, last, seed, str(file), tell, stop)
+    console.print(f"\nBest: {accuracy:.2%} with", highlight=False)
+    console.print("  " + " ".join(f"--set {key}={_short(one)}" for key, one in best.items()), soft_wrap=True)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

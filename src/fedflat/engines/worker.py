@@ -1,0 +1,109 @@
+"""What runs in a worker process: one model, on data that all of them share."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..allocator import keep_memory
+from ..data.federation import Federation
+from ..errors import FedflatError
+from ..evaluation import BatchScore, score_batches
+from ..local_training import LocalTraining
+from ..messages import Download
+from . import Job
+from .arena import Arena, Plan
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is told of a client's round: numbers and names; the vectors are in the arena."""
+
+    client: int
+    slot: int
+    round: int
+    lr: float
+    common: tuple[str, ...]
+    each: tuple[str, ...]
+    state: tuple[str, ...]
+    scalars: dict[str, float]
+    buffers: bool
+
+
+def work(pipe: Connection, others: list[Connection], job: Job, plan: Plan, device: str) -> None:
+    """A worker's life: wait for tasks, answer them, end when the pipe does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interruption means
+    for other in others:
+        other.close()  # inherited by fork; open copies would hide the main process's end from their owners
+    torch.set_num_threads(1)
+    keep_memory()
+    arena = Arena(plan)
+    federation, training = _equip(job, device)
+    while True:
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            if message[0] == "client":
+                answer: Any = _run_client(message[1], arena, federation, training, device)
+            else:
+                answer = _evaluate(message[1], message[2], arena, federation, training, job)
+        except FedflatError as problem:
+            answer = problem
+        except Exception as problem:
+            answer = FedflatError(f"A worker failed: {type(problem).__name__}: {problem}")
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+def _equip(job: Job, device: str) -> tuple[Federation, LocalTraining]:
+    """The worker's own model, and the data on its device."""
+    dtype = job.model.vector.dtype
+    model = job.model.copy(device)
+    federation = job.federation.to(dtype, device)
+    return federation, LocalTraining(model, job.method, job.sgd, job.loss, job.seed, job.buffers)
+
+
+def _run_client(
+    task: Task, arena: Arena, federation: Federation, training: LocalTraining, device: str
+) -> dict[str, Any]:
+    def there(name: str) -> Tensor:
+        return arena[name].to(device)
+
+    values: dict[str, Tensor | float] = {name: there(f"down {name}") for name in task.common}
+    values |= {name: there(f"{task.slot} each {name}") for name in task.each}
+    buffers = there("buffers") if task.buffers else None
+    download = Download(task.round, task.lr, there("start"), {**values, **task.scalars}, buffers)
+    state = {name: there(f"{task.slot} state {name}") for name in task.state}
+    upload = training.run(task.client, federation.client(task.client), download, state)
+    arena[f"{task.slot} update"].copy_(upload.update)
+    for name, vector in upload.vectors.items():
+        arena[f"{task.slot} up {name}"].copy_(vector)
+    for name, vector in upload.state.items():
+        arena[f"{task.slot} state {name}"].copy_(vector)
+    if upload.buffers is not None:
+        arena[f"{task.slot} buffers"].copy_(upload.buffers)
+    return {
+        "numbers": upload.numbers(),
+        "vectors": list(upload.vectors),
+        "state": list(upload.state),
+        "buffers": upload.buffers is not None,
+    }
+
+
+def _evaluate(
+    share: range, has_buffers: bool, arena: Arena, federation: Federation, training: LocalTraining, job: Job
+) -> list[BatchScore]:
+    model, test = training.model, federation.test
+    assert test is not None
+    if has_buffers:
+        model.write_buffers(arena["buffers"])
+    return score_batches(model, arena["start"], test, job.loss, share)

@@ -1,0 +1,285 @@
+"""A client's round: begin, local steps, end.
+
+x = start
+for every batch:
+    the point is x plus every mechanism's shift
+    d is the gradient of (loss + every mechanism's term) at the point
+    every mechanism corrects d
+    x takes an SGD step along d       (clipping, then weight decay at x, then momentum)
+upload x - start
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from .batches import batches
+from .data.federation import Shard
+from .errors import FedflatError
+from .evaluation import LossFunction
+from .flat import FlatModel, Gradients, all_dense
+from .frozen import FrozenModels, Passes
+from .hook_checks import Kept, Received, Untouched, in_place, named, one_number
+from .local import Local, Step
+from .local_sgd import LocalSGD, clip_, sgd_
+from .mechanism import Correction, Mechanism, overrides
+from .messages import Download, Upload
+from .method import Method
+from .randomness import torch_seeded
+
+
+class LocalTraining:
+    """Runs clients' rounds one after the other on one model, whose buffers are reused."""
+
+    def __init__(
+        self,
+        model: FlatModel,
+        method: Method,
+        sgd: LocalSGD,
+        loss: LossFunction,
+        seed: int,
+        buffers: str = "average",
+    ) -> None:
+        self.model, self.method, self.sgd, self.loss, self.seed = model, method, sgd, loss, seed
+        self.buffers = buffers
+        self.kept = {name for contract in method.contracts for name in contract.client}
+        """what contracts say that clients keep"""
+        self.initial_buffers = model.read_buffers()
+        hooks = {
+            hook: [m for m in method.mechanisms if overrides(m, hook)]
+            for hook in ("begin", "shift", "loss", "end", "leave")
+        }
+        self.begins, self.shifts, self.losses = hooks["begin"], hooks["shift"], hooks["loss"]
+        self.ends, self.leaves = hooks["end"], hooks["leave"]
+        self.correctors = [
+            m for m in method.mechanisms if overrides(m, "direction") or overrides(m, "correction")
+        ]
+        self.corrections: list[tuple[Mechanism, Correction | None]] = []
+        self.folded: Correction | None = None
+        """all corrections of this round in one, where they are alike in every step"""
+        self.drift: Tensor | None = None
+        """its vectors, summed and scaled by −η"""
+        # Without shifts the iterate is the model's own vector; with them it is kept beside, and that vector is only
+        # where points away from the iterate are: nothing is ever restored.
+        self.away = model.vector
+        self.w = torch.empty_like(self.away) if self.shifts else self.away
+        self.direction, self.first = torch.empty_like(self.w), torch.empty_like(self.w)
+        self.direction_views = model.split(self.direction)
+        self.first_views = model.split(self.first)
+        self.w_views = model.split(self.w)
+        self.away_views = model.split(self.away)
+        self.momentum = torch.empty_like(self.w) if sgd.momentum else None
+        self.momentum_views = None if self.momentum is None else model.split(self.momentum)
+        self.local = Local(model, self.w)
+        self.local.seed = seed
+        self.step = Step(self.local, self)
+        self.passes = Passes()
+        self.frozen = FrozenModels(model, self.passes)
+        self._loss_sum = torch.zeros((), dtype=model.vector.dtype, device=model.vector.device)
+
+    def run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
+        """The whole round of one client."""
+        try:
+            return self._run(client, shard, download, state)
+        except FedflatError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as problem:
+            reason = str(problem).strip().split("\n")[0]
+            raise FedflatError(
+                f"client {client}, round {download.round}: training failed in step {self.step.index} on inputs "
+                f"of shape {tuple(self.step.inputs.shape)}: {reason}{_remedy(reason, self.step.inputs)}"
+            ) from problem
+        finally:
+            self.model.stand_on(self.away, self.away_views)
+
+    def _run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
+        local = self.local
+        local.round, local.client, local.lr = download.round, client, download.lr
+        local.samples, local.steps = len(shard), self.sgd.steps_for(len(shard))
+        local.start, local.received, local.state = download.start, Received(download.values), Kept(state)
+        local.notes.clear()
+        kept_buffers = local.state.pop("buffers", None)
+        read = Untouched(
+            **download.values, **{f"local.state['{name}']": v for name, v in local.state.items()}
+        )
+        self._begin_buffers(download.buffers, kept_buffers)
+        self.w.copy_(download.start)
+        self.passes = Passes()
+        self.frozen = FrozenModels(self.model, self.passes)
+        self._loss_sum.zero_()
+
+        self.model.module.train()
+        with torch_seeded(self.seed, "model", download.round, client):
+            for mechanism in self.begins:
+                mechanism.begin(local)
+            self._fold_corrections()
+            place, size = (local.round, client), self.sgd.batch_size
+            for index, (inputs, targets) in enumerate(
+                batches(shard, size, local.steps, self.seed, place, self.frozen)
+            ):
+                self.step.next_batch(index, inputs, targets)
+                self._take_step(first=index == 0)
+
+        local.update = self.w - download.start
+        vectors: dict[str, Tensor] = {}
+        for mechanism in self.ends:
+            vectors.update(named(mechanism, "end", mechanism.end(local)))
+        read.check("what is received or kept is read by others too: make a new vector of it")
+        buffers = self.model.read_buffers()
+        if self.buffers == "local" and buffers is not None:
+            local.state["buffers"] = buffers
+        upload = Upload(
+            client=client,
+            round=download.round,
+            samples=len(shard),
+            steps=local.steps,
+            update=local.update,
+            vectors=vectors,
+            buffers=buffers if self.buffers in ("average", "reset") else None,
+            loss=self._loss_sum.item() / local.steps,
+            forward=self.passes.forward,
+            backward=self.passes.backward,
+            spared_forward=self.passes.spared_forward,
+            spared_backward=self.passes.spared_backward,
+            state=local.state,
+        )
+        for mechanism in self.leaves:
+            in_place(mechanism, "leave", "change the upload in place", local, upload)
+        self._hold_to_contracts(upload)
+        return upload
+
+    def _hold_to_contracts(self, upload: Upload) -> None:
+        """What is kept and uploaded must be what contracts name, or it would be lost elsewhere without a word."""
+        name = self.method.name
+        for kept in set(upload.state) - self.kept - {"buffers"}:
+            raise FedflatError(
+                f"{name}: clients keep '{kept}', which no contract names. Write Contract(client=('{kept}',))."
+            )
+        for sent in set(upload.vectors) - set(self.method.up):
+            raise FedflatError(
+                f"{name}: clients upload '{sent}', which no contract names. Write Contract(up=('{sent}',))."
+            )
+        for promised in set(self.method.up) - set(upload.vectors):
+            raise FedflatError(
+                f"{name}: a contract names the upload '{promised}', but it is not among what `end` returns."
+            )
+
+    def differentiate(self, step: Step) -> tuple[Gradients, Tensor]:
+        """The gradient of the loss and every mechanism's term, where the model stands, and the plain loss."""
+        outputs = self.model.module(step.inputs)
+        plain = total = self.loss(outputs, step.targets)
+        for mechanism in self.losses:
+            total = total + one_number(mechanism, mechanism.loss(step, outputs))
+        self.passes.make(1, 1)
+        return self.model.gradients(total), plain.detach()
+
+    def _take_step(self, first: bool) -> None:
+        step, d, sgd = self.step, self.direction, self.sgd
+        iterate = self.w._version
+        for mechanism in self.shifts:
+            in_place(mechanism, "shift", "move the point with step.move or step.climb", step)
+            self._check_iterate(mechanism, "shift", iterate, "move the point with step.move or step.climb")
+        step.settle()
+        gradients, loss = self.differentiate(step)
+        self._loss_sum += loss
+        if self.folded is not None:  # no need to gather the gradient first
+            self._descend(gradients, self.folded)
+            return
+        if not self.corrections and sgd.clip_norm is None:
+            self._descend_with_memory(gradients, first)
+            return
+        self.model.write(gradients, self.direction_views)
+        if sgd.clip_norm is not None and sgd.clip_stage == "gradient":
+            clip_(d, sgd.clip_norm)
+        for mechanism, correction in self.corrections:
+            if correction is None:
+                in_place(mechanism, "direction", "change d in place, as d.mul_(0.5) does", step, d)
+                self._check_iterate(
+                    mechanism, "direction", iterate, "change d, which the iterate then follows"
+                )
+            else:
+                correction.apply(d, self.w)
+        if sgd.clip_norm is not None and sgd.clip_stage == "direction":
+            clip_(d, sgd.clip_norm)
+        momentum = None if self.momentum is None else [self.momentum]
+        sgd_([self.w], [d], momentum, sgd.momentum, sgd.weight_decay, self.local.lr, first)
+
+    def _check_iterate(self, mechanism: Mechanism, hook: str, before: int, remedy: str) -> None:
+        if self.w._version != before:
+            raise FedflatError(f"{mechanism.name}: {hook} changed the iterate itself in place; {remedy}.")
+
+    def _fold_corrections(self) -> None:
+        """Find out how directions are corrected in this round."""
+        sgd, local = self.sgd, self.local
+        self.corrections = [(m, m.correction(local)) for m in self.correctors]
+        known = [correction for _, correction in self.corrections if correction is not None]
+        self.folded = self.drift = None
+        if len(known) < len(self.corrections) or sgd.momentum or sgd.clip_norm is not None:
+            return
+        self.folded = reduce(Correction.then, known, Correction()).then(Correction(pull=sgd.weight_decay))
+        if self.folded.vectors:
+            self.drift = local.scratch("drift").zero_()
+            for vector, weight in self.folded.vectors:
+                self.drift.add_(vector, alpha=-local.lr * weight)
+
+    def _descend(self, gradients: Gradients, correction: Correction) -> None:
+        """`w ← (1 − η pull) w + drift − η scale g`, piece by piece; of an embedding only the rows in the batch."""
+        kept, alpha = 1.0 - self.local.lr * correction.pull, -self.local.lr * correction.scale
+        if self.drift is not None:
+            torch.add(self.drift, self.w, alpha=kept, out=self.w)
+        elif kept != 1.0 and correction.scale > 0 and all_dense(gradients):
+            lr, decay = self.local.lr * correction.scale, correction.pull / correction.scale
+            sgd_(self.w_views, self._aligned(cast("tuple[Tensor, ...]", gradients)), None, 0.0, decay, lr)
+            return
+        elif kept != 1.0:
+            self.w.mul_(kept)
+        if all_dense(gradients):
+            torch._foreach_add_(self.w_views, cast("tuple[Tensor, ...]", gradients), alpha=alpha)
+            return
+        for w, gradient in zip(self.w_views, gradients, strict=True):
+            if gradient is not None and gradient.is_sparse:
+                gradient = gradient.coalesce()
+                w.index_add_(0, gradient.indices()[0], gradient.values(), alpha=alpha)
+            elif gradient is not None:
+                w.add_(gradient, alpha=alpha)
+
+    def _descend_with_memory(self, gradients: Gradients, first: bool) -> None:
+        """A step of SGD with momentum along the gradient alone."""
+        pieces = self.direction_views
+        if all_dense(gradients):
+            pieces = self._aligned(cast("tuple[Tensor, ...]", gradients))
+        else:
+            self.model.write(gradients, pieces)
+        sgd = self.sgd
+        sgd_(self.w_views, pieces, self.momentum_views, sgd.momentum, sgd.weight_decay, self.local.lr, first)
+
+    def _aligned(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
+        """Gradients that lie in memory as the parameters do, which the fused update takes for granted."""
+        return [
+            gradient if gradient.stride() == view.stride() else view.copy_(gradient)
+            for gradient, view in zip(gradients, self.direction_views, strict=True)
+        ]
+
+    def _begin_buffers(self, received: Tensor | None, kept: Tensor | None) -> None:
+        if self.buffers == "reset":
+            self.model.write_buffers(self.initial_buffers)
+        elif self.buffers == "local" and kept is not None:
+            self.model.write_buffers(kept)
+        else:
+            self.model.write_buffers(received)
+
+
+def _remedy(reason: str, inputs: Tensor) -> str:
+    """What to do about the usual reasons why a model does not take its samples."""
+    end = "" if reason.endswith(".") else "."
+    if "same dtype" in reason and not inputs.is_floating_point():
+        return f"{end} The inputs are whole numbers: give the federation floats, with inputs.float()."
+    if "out of bounds" in reason:
+        return f"{end} Has the model an output for every class?"
+    if "must be Tensor, not" in reason:
+        return f"{end} The model must return one tensor, a row of outputs for every sample."
+    return ""
