@@ -42,7 +42,9 @@ def measure(quick: bool) -> dict[str, Any]:
     keep_memory()
     works = {name: replace(work, clients=1) for name, work in WORKLOADS.items()}
     return {
-        name: shares(work, 3 if quick else STEPS[name]) for name, work in works.items() if name != "W3" or not quick
+        name: shares(work, 3 if quick else STEPS[name])
+        for name, work in works.items()
+        if name != "W3" or not quick
     }
 
 
