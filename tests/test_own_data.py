@@ -694,6 +694,9 @@ def test_a_client_column_deals_out_by_user(fedflat, csv_table: Path, tmp_path: P
     assert "(2 classes from age, fever; not used: pulse, name, grade, held)" in told
     kept = yaml.safe_load((tmp_path / "out" / "experiment.yaml").read_text())
     assert kept["partition"] == "by-user" and kept["features"] == ["age", "fever"]
+    assert not {"client_folders", "image_size"} & set(
+        kept
+    )  # runs from before there were such keys are like this one
     again = fedflat(*table, "--partition", "iid", "--clients", "4", "-m", "fedavg", "--rounds", "1")
     assert "96 samples over 4 clients by iid" in again
 

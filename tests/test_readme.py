@@ -1,6 +1,8 @@
 """The README's code runs as printed, and does what the text says."""
 
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,19 @@ def test_the_mechanism_is_short_and_works(printed):
     # round 0 has no distance yet and equals SCAFFOLD's; from then on the clients go less far
     assert lengths[0] == off.history[0]["scalars"]["distance"]
     assert lengths[1] < off.history[1]["scalars"]["distance"]
+
+
+def test_the_first_hour_is_what_was_measured():
+    """The page's table comes from the file, and commands stay within the minutes that are allowed."""
+    sys.path.insert(0, str(README.parent / "results"))
+    try:
+        import make_first_hour
+    finally:
+        sys.path.pop(0)
+    stored = json.loads(make_first_hour.STORE.read_text("utf-8"))
+    page = make_first_hour.PAGE.read_text("utf-8")
+    assert make_first_hour.table(stored) in page, "run: python results/make_first_hour.py"
+    for goal, limit in make_first_hour.LIMITS.items():
+        steps = [step for step in stored["steps"] if step["goal"] == goal]
+        assert steps and sum(step["seconds"] for step in steps) < limit
+        assert any(step["accuracy"] is not None for step in steps)

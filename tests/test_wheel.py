@@ -112,11 +112,20 @@ def test_the_sdist_can_be_tested_and_is_small(built):
     with tarfile.open(built["sdist"]) as archive:
         sizes = {member.name.partition("/")[2]: member.size for member in archive if member.isfile()}
     tops = {name.partition("/")[0] for name in sizes}
-    assert {"src", "tests", "docs", "results", "benchmarks", "Makefile", "constraints.txt"} <= tops
+    assert {
+        "src",
+        "tests",
+        "docs",
+        "examples",
+        "results",
+        "benchmarks",
+        "Makefile",
+        "constraints.txt",
+    } <= tops
     assert {"LICENSE", "NOTICE", "README.md", "pyproject.toml", "PKG-INFO"} <= tops
     assert not [name for name in sizes if "__pycache__" in name or name.endswith(".pyc")]
     assert not {".ci", ".venv", "runs", "site", "dist", ".git"} & tops
-    assert max(sizes.values()) < 300_000, max(sizes, key=lambda name: sizes[name])
+    assert max(sizes.values()) < 500_000, max(sizes, key=lambda name: sizes[name])
     assert built["sdist"].stat().st_size < 2_000_000
 
 

@@ -42,6 +42,17 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return vectors, numbers
 
 
+def check_version(path: Path) -> None:
+    """An error if a sound checkpoint is of another version; what is damaged is found out when it is read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = dict(file.metadata() or {})
+    except (SafetensorError, OSError):
+        return
+    if "format" in header:
+        check_file(path, header["format"], CHECKPOINT)
+
+
 def _apart(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Vectors on the CPU of which no two are the same memory, which the format refuses."""
     seen: set[int] = set()

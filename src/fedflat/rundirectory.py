@@ -27,7 +27,7 @@ import yaml
 from safetensors.torch import save
 from torch import nn
 
-from .checkpoint import read_checkpoint, write_checkpoint
+from .checkpoint import check_version, read_checkpoint, write_checkpoint
 from .environment import environment
 from .errors import FedflatError, explained
 from .files import replace_file, sync_directory
@@ -95,6 +95,8 @@ class RunDirectory:
             )
         before = read_settings(self.path, to_go_on=True) if begun else {}
         self._check_same(before)
+        for path in self._checkpoints():
+            check_version(path)  # before anything is written
         with explained(f"{self.path} cannot be written"):
             for leftover in self.path.rglob(".*.unfinished"):
                 leftover.unlink()

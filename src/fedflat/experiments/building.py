@@ -161,7 +161,7 @@ def _dataset(experiment: Experiment) -> Dataset:
         experiment.client_column,
         experiment.features,
         experiment.image_size,
-        experiment.client_folders,
+        bool(experiment.client_folders),
     )
     if tests is None or len(dataset.test[1]) <= tests:
         return dataset

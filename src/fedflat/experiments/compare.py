@@ -54,6 +54,9 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
             found += sorted(path.parent for path in place.rglob("metrics.jsonl"))
     if not found:
         raise FedflatError(f"There is no run in {', '.join(map(str, places))}.")
+    for run in found:
+        if (run / "run.json").exists():
+            read_settings(run)  # refuses what is newer
     return list(dict.fromkeys(found))
 
 

@@ -75,8 +75,8 @@ class Experiment(_Section):
     image_size: Count | None = Field(
         default=None, description="of a folder of images: the height and width that all are resized to"
     )
-    client_folders: bool = Field(
-        default=False,
+    client_folders: bool | None = Field(
+        default=None,
         description="of a folder of images: whether it holds a folder per client, with one per class",
     )
     test_samples: Count | None = Field(default=None, description="test on at most so many, evenly spaced")
@@ -142,7 +142,7 @@ class Experiment(_Section):
                 "batch_size": plan.batch_size if local.batch_size is None else local.batch_size,
             }
         )
-        owned = self.client_column is not None or self.client_folders
+        owned = self.client_column is not None or bool(self.client_folders)
         dealt = "by-user" if owned and "partition" not in self.model_fields_set else self.partition
         natural = (dealt.split("/")[-1] if isinstance(dealt, str) else dealt.get("name")) in NATURAL
         clients = self.clients if self.clients is not None or natural else plan.clients
