@@ -96,6 +96,16 @@ class Step:
             torch.add(here, piece, alpha=scale, out=there)
         self._moved = True
 
+    def room(self) -> tuple[Tensor, Pieces]:
+        """A vector to compute a move in, whole and as one tensor per parameter; its content is undefined.
+
+        Where nothing has moved the point yet, it is where the point will be: one vector less in the cache.
+        """
+        if not self._moved:
+            return self._training.away, self._training.away_views
+        room = self.local.scratch("room")
+        return room, self.local.model.split(room)
+
     def settle(self) -> None:
         """Let the model stand at the point: on the iterate itself, where no shift has moved it."""
         training = self._training

@@ -70,16 +70,18 @@ class AdaptiveAscent(Mechanism):
     def shift(self, step: Step) -> None:
         """Move the point uphill, far where weights are large."""
         local = step.local
-        scale, scaled = local.scratch("adaptive scale"), local.scratch("adaptive gradient")
+        scale = local.scratch("adaptive scale")
         if self not in local.notes:
             names, scales = local.model.names, local.model.split(scale)
             others = [piece for name, piece in zip(names, scales, strict=True) if not is_weight(name)]
-            local.notes[self] = scales, local.model.split(scaled), others
-        scales, products, others = local.notes[self]
+            local.notes[self] = scales, others
+        scales, others = local.notes[self]
+        gradient = step.gradient_pieces()
         torch.abs(step.w, out=scale).add_(self.eta)
         for piece in others:
             piece.fill_(1.0)
-        for piece, factor, product in zip(step.gradient_pieces(), scales, products, strict=True):
+        scaled, products = step.room()
+        for piece, factor, product in zip(gradient, scales, products, strict=True):
             torch.mul(piece, factor, out=product)
         step.move(scaled, self.rho * inverse_norm(scaled), times=scale)
 
