@@ -29,7 +29,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})
-            vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # copies, in memory as any vector's: products' last bits may depend on where in memory vectors lie
+            vectors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         check_file(path, header["format"], CHECKPOINT)
         sound = header["checksum"] == str(_checksum(vectors, header["numbers"]))
         numbers = json.loads(header["numbers"])
