@@ -24,7 +24,7 @@ format: $(VENV)/tested  ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/measurable  ## measure everything and write benchmarks/README.md: about 40 minutes
+bench: $(VENV)/measurable  ## measure everything and write benchmarks/README.md: about an hour
 	$(BIN)/python -m benchmarks
 
 bench-quick: $(VENV)/measurable  ## the same with less of everything: under 3 minutes

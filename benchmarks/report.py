@@ -32,7 +32,7 @@ Written by `python -m benchmarks`; do not edit.
 
 | | |
 | --- | --- |
-| `make bench` | everything, about 40 minutes; makes an environment for every peer in `benchmarks/.venvs` |
+| `make bench` | everything, about an hour; makes an environment for every peer in `benchmarks/.venvs` |
 | `make bench-quick` | all parts with less of everything, under 3 minutes; skips peers that are not installed |
 | `python -m benchmarks limit methods` | some parts: {parts} |
 
