@@ -10,6 +10,7 @@ in the order it has in memory.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -19,6 +20,10 @@ from torch import Tensor, nn
 
 from .errors import FedflatError
 
+Pieces = list[Tensor] | tuple[Tensor, ...]
+"""A flat vector as one tensor per parameter."""
+Gradients = tuple[Tensor | None, ...]
+"""The same of a gradient: None where the loss does not depend on a parameter, sparse for some embeddings."""
 SMALLEST_NORM = 1e-12
 """Below this length a vector has no direction: `n(v) = 0`."""
 CHANNELS_LAST = (0, 2, 3, 1)
@@ -31,6 +36,12 @@ def inverse_norm(vector: Tensor) -> float:
     return 1.0 / norm if norm > SMALLEST_NORM else 0.0
 
 
+def inverse_norm_of(pieces: Pieces) -> float:
+    """The same of a vector that is given as one tensor per parameter."""
+    norm = math.hypot(*torch.stack(torch._foreach_norm(pieces)).tolist())
+    return 1.0 / norm if norm > SMALLEST_NORM else 0.0
+
+
 def cosine(a: Tensor, b: Tensor) -> float | None:
     """The cosine between two vectors; None where one of them is zero."""
     scale = inverse_norm(a) * inverse_norm(b)
@@ -38,17 +49,12 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
     return torch.sum(a * b).item() * scale if scale else None
 
 
-Gradients = tuple[Tensor | None, ...]
-"""A piece per parameter: None where the loss does not depend on it, sparse for some embeddings."""
-
-
-Pieces = list[Tensor] | tuple[Tensor, ...]
-"""A flat vector as one tensor per parameter."""
-
-
 def all_dense(gradients: Gradients) -> bool:
     """Whether every piece is an ordinary tensor."""
-    return all(g is not None and not g.is_sparse for g in gradients)
+    for gradient in gradients:  # noqa: SIM110 (`all` of a generator takes twice as long, three times a step)
+        if gradient is None or gradient.is_sparse:
+            return False
+    return True
 
 
 class FlatModel:

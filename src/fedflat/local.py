@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from .flat import FlatModel, Pieces, all_dense, inverse_norm
+from .flat import FlatModel, Pieces, all_dense, inverse_norm_of
 from .frozen import Transform
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Step:
         """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
         gradient = self.gradient_pieces()
         if normalize:
-            length *= inverse_norm(torch.stack(torch._foreach_norm(gradient)))
+            length *= inverse_norm_of(gradient)
         self.move_pieces(gradient, length)
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:

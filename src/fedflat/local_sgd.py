@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import FedflatError
+from .flat import Pieces
 from .parameters import check_parameters, choice, number
 
 
@@ -53,7 +54,7 @@ class LocalSGD:
 
 def sgd_(
     w: list[Tensor],
-    d: list[Tensor] | tuple[Tensor, ...],
+    d: Pieces,
     momentum: list[Tensor] | None,
     mu: float,
     weight_decay: float,
@@ -75,6 +76,32 @@ def sgd_(
         nesterov=False,
         maximize=False,
         is_first_step=first,
+    )
+
+
+def drifting_sgd_(
+    w: list[Tensor],
+    d: Pieces,
+    drift: list[Tensor] | None,
+    weight_decay: float,
+    lr: float,
+) -> None:
+    """`w ← w − η (d + drift + λ w)` in one sweep over memory; the drift stays as it is."""
+    if drift is None:
+        sgd_(w, d, None, 0.0, weight_decay, lr)
+        return
+    # a momentum that wholly persists and takes nothing in, of which Nesterov's rule adds all to the direction
+    torch._fused_sgd_(
+        w,
+        d,
+        drift,
+        weight_decay=weight_decay,
+        momentum=1.0,
+        lr=lr,
+        dampening=1.0,
+        nesterov=True,
+        maximize=False,
+        is_first_step=False,
     )
 
 

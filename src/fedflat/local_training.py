@@ -21,11 +21,11 @@ from .batches import batches
 from .data.federation import Shard
 from .errors import FedflatError
 from .evaluation import LossFunction
-from .flat import FlatModel, Gradients, all_dense
+from .flat import FlatModel, Gradients, Pieces, all_dense
 from .frozen import FrozenModels, Passes
 from .hook_checks import Kept, Received, Untouched, in_place, named, one_number
 from .local import Local, Step
-from .local_sgd import LocalSGD, clip_, sgd_
+from .local_sgd import LocalSGD, clip_, drifting_sgd_, sgd_
 from .mechanism import Correction, Mechanism, overrides
 from .messages import Download, Upload
 from .method import Method
@@ -62,7 +62,8 @@ class LocalTraining:
         self.folded: Correction | None = None
         """all corrections of this round in one, where they are alike in every step"""
         self.drift: Tensor | None = None
-        """its vectors, summed and scaled by −η"""
+        """its vectors, summed and divided by its scale"""
+        self.drift_views: list[Tensor] | None = None
         # Without shifts the iterate is the model's own vector; with them it is kept beside, and that vector is only
         # where points away from the iterate are: nothing is ever restored.
         self.away = model.vector
@@ -217,35 +218,38 @@ class LocalTraining:
         sgd, local = self.sgd, self.local
         self.corrections = [(m, m.correction(local)) for m in self.correctors]
         known = [correction for _, correction in self.corrections if correction is not None]
-        self.folded = self.drift = None
+        self.folded = self.drift = self.drift_views = None
         if len(known) < len(self.corrections) or sgd.momentum or sgd.clip_norm is not None:
             return
-        self.folded = reduce(Correction.then, known, Correction()).then(Correction(pull=sgd.weight_decay))
-        if self.folded.vectors:
+        folded = reduce(Correction.then, known, Correction()).then(Correction(pull=sgd.weight_decay))
+        if folded.scale <= 0:
+            return
+        self.folded = folded
+        if folded.vectors:
             self.drift = local.scratch("drift").zero_()
-            for vector, weight in self.folded.vectors:
-                self.drift.add_(vector, alpha=-local.lr * weight)
+            self.drift_views = self.model.split(self.drift)
+            for vector, weight in folded.vectors:
+                self.drift.add_(vector, alpha=weight / folded.scale)
 
     def _descend(self, gradients: Gradients, correction: Correction) -> None:
-        """`w ← (1 − η pull) w + drift − η scale g`, piece by piece; of an embedding only the rows in the batch."""
-        kept, alpha = 1.0 - self.local.lr * correction.pull, -self.local.lr * correction.scale
-        if self.drift is not None:
-            torch.add(self.drift, self.w, alpha=kept, out=self.w)
-        elif kept != 1.0 and correction.scale > 0 and all_dense(gradients):
-            lr, decay = self.local.lr * correction.scale, correction.pull / correction.scale
-            sgd_(self.w_views, self._aligned(cast("tuple[Tensor, ...]", gradients)), None, 0.0, decay, lr)
-            return
-        elif kept != 1.0:
-            self.w.mul_(kept)
+        """`w ← w − η scale (g + drift + pull/scale w)`; of an embedding only the rows in the batch."""
+        lr, decay = self.local.lr * correction.scale, correction.pull / correction.scale
         if all_dense(gradients):
-            torch._foreach_add_(self.w_views, cast("tuple[Tensor, ...]", gradients), alpha=alpha)
+            pieces: Pieces = cast("tuple[Tensor, ...]", gradients)
+            if decay or self.drift_views is not None:
+                pieces = self._aligned(pieces)
+            drifting_sgd_(self.w_views, pieces, self.drift_views, decay, lr)
             return
+        if decay:
+            self.w.mul_(1.0 - lr * decay)
+        if self.drift is not None:
+            self.w.add_(self.drift, alpha=-lr)
         for w, gradient in zip(self.w_views, gradients, strict=True):
             if gradient is not None and gradient.is_sparse:
                 gradient = gradient.coalesce()
-                w.index_add_(0, gradient.indices()[0], gradient.values(), alpha=alpha)
+                w.index_add_(0, gradient.indices()[0], gradient.values(), alpha=-lr)
             elif gradient is not None:
-                w.add_(gradient, alpha=alpha)
+                w.add_(gradient, alpha=-lr)
 
     def _descend_with_memory(self, gradients: Gradients, first: bool) -> None:
         """A step of SGD with momentum along the gradient alone."""
@@ -257,7 +261,7 @@ class LocalTraining:
         sgd = self.sgd
         sgd_(self.w_views, pieces, self.momentum_views, sgd.momentum, sgd.weight_decay, self.local.lr, first)
 
-    def _aligned(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
+    def _aligned(self, gradients: Pieces) -> list[Tensor]:
         """Gradients that lie in memory as the parameters do, which the fused update takes for granted."""
         return [
             gradient if gradient.stride() == view.stride() else view.copy_(gradient)
