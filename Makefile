@@ -27,7 +27,7 @@ format: $(VENV)/tested  ## put style right
 bench: $(VENV)/measurable  ## measure everything and write benchmarks/README.md: about an hour
 	$(BIN)/python -m benchmarks
 
-bench-quick: $(VENV)/measurable  ## the same with less of everything: a few minutes
+bench-quick: $(VENV)/measurable  ## the same with less of everything: under 3 minutes
 	$(BIN)/python -m benchmarks --quick
 
 docs: $(VENV)/documented  ## the documentation as a site, in site/, without a network

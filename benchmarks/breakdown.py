@@ -1,16 +1,17 @@
 """Where the time of a local step goes, one thread, by PyTorch's profiler.
 
-Products are matrix products and convolutions, forward and backward: what no federated library can save. The update is
-the step of SGD and the gathering of gradients. The rest of the operations are activations, pooling, norms and the
-loss. What is left is Python and autograd's own bookkeeping. The time within operations is the profiler's, which makes
-short ones look longer; the whole step is timed without it, and shares are of that.
+Products are matrix products and convolutions, forward and backward: what no federated library can save. Sweeps go
+over vectors as long as the model: the step of SGD, and with SAM the gradient's norm and the move to the second point
+(for FedASAM also scaling by |w|). Other operations are activations, pooling, norms, the loss and the gathering of
+samples. What is left is Python and autograd's own bookkeeping. The time within operations is the profiler's, which
+makes short ones look longer; the whole step is timed without it, in turn, and shares are of that.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -29,61 +30,81 @@ from .workloads import WORKLOADS, Workload
 
 KINDS = {
     "products": ("aten::addmm", "aten::mm", "aten::bmm", "mkldnn", "convolution", "conv2d", "aten::linear"),
-    "update": ("_foreach", "_fused", "aten::add_", "aten::copy_", "aten::sub", "aten::index"),
+    "sweeps": (
+        *("_foreach", "_fused", "aten::add", "aten::copy_", "aten::sub"),
+        *("aten::abs", "aten::mul", "vector_norm"),
+    ),
 }
 """By parts of the operations' names; the first that fits counts."""
+OTHER = "other operations"
 
-STEPS = {"W1": 300, "W2": 12, "W3": 12}
-"""Enough that starting the profiler does not count."""
+EPOCHS = {"W1": 10, "W2": 1, "W3": 1}
+"""of a client, in one measurement"""
+REPEATS = 9
+
+SAM = ("fedsam", "mofedsam", "fedasam")
+"""whose sweeps are to be seen beside FedAvg's, where they weigh most"""
 
 
 def measure(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     keep_memory()
     works = {name: replace(work, clients=1) for name, work in WORKLOADS.items()}
-    return {
-        name: shares(work, 3 if quick else STEPS[name])
-        for name, work in works.items()
-        if name != "W3" or not quick
-    }
+    found = {}
+    for name, work in works.items():
+        if name == "W3" and quick:
+            continue
+        for method in ("fedavg", *(SAM if name == "W1" else ())):
+            label = name if method == "fedavg" else f"{name}, {ff.METHODS[method]().name}"
+            found[label] = shares(work, method, EPOCHS[name], 1 if quick else REPEATS)
+    return found
 
 
-def shares(work: Workload, batches: int) -> dict[str, Any]:
-    """Milliseconds per step by kind, and without the profiler in all."""
-    say(f"{work.name}: profiling {batches} steps")
-    federation = replace(work, samples=batches * work.batch).federation().to(torch.float32)
+def shares(work: Workload, method: str, epochs: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds per step by kind, and without the profiler in all: medians."""
+    say(f"{work.name}, {method}: profiling")
+    federation = work.federation().to(torch.float32)
     model = FlatModel(build_model(work.model, federation, seed=0))
-    sgd = ff.LocalSGD(lr=0.01, epochs=1, batch_size=work.batch)
-    training = LocalTraining(model, ff.fedavg(), sgd, F.cross_entropy, seed=0)
-    download = Download(0, 0.01, model.vector.clone(), {}, None)
+    sgd = ff.LocalSGD(lr=0.01, epochs=epochs, batch_size=work.batch)
+    training = LocalTraining(model, ff.METHODS[method](), sgd, F.cross_entropy, seed=0)
+    received = {name: torch.full_like(model.vector, 1e-6) for name in training.method.down}
+    download = Download(0, 0.01, model.vector.clone(), received, None)
+    steps = sgd.steps_for(len(federation.client(0)))
 
     def client() -> float:
         began = time.perf_counter()
         training.run(0, federation.client(0), download, {})
-        return (time.perf_counter() - began) / batches * 1e3
+        return (time.perf_counter() - began) / steps * 1e3
 
     client()
-    whole = [client()]
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        profiled = client()
-    whole.append(client())
-    spent: dict[str, float] = defaultdict(float)
+    whole: list[float] = []
+    kinds: dict[str, list[float]] = {kind: [] for kind in (*KINDS, OTHER)}
+    for _ in range(repeats):
+        whole.append(client())
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            client()
+        for kind, spent in by_kind(profiler).items():
+            kinds[kind].append(spent / steps)
+    return {"step": median(whole), "kinds": {kind: median(spent) for kind, spent in kinds.items()}}
+
+
+def by_kind(profiler: profile) -> dict[str, float]:
+    """Milliseconds within operations."""
+    spent = dict.fromkeys((*KINDS, OTHER), 0.0)
     for event in profiler.key_averages():
-        kind = next(
-            (k for k, names in KINDS.items() if any(n in event.key for n in names)), "other operations"
-        )
         if event.key.startswith("aten::"):
-            spent[kind] += event.self_cpu_time_total / 1e3 / batches
-    return {"step": sum(whole) / 2, "profiled": profiled, "kinds": dict(spent)}
+            kind = next((k for k, names in KINDS.items() if any(n in event.key for n in names)), OTHER)
+            spent[kind] += event.self_cpu_time_total / 1e3
+    return spent
 
 
 def table(result: dict[str, Any]) -> str:
     rows = []
     for name, one in result.items():
-        known = [one["kinds"].get(kind, 0.0) for kind in (*KINDS, "other operations")]
-        shares = [ms / one["step"] for ms in (*known, max(0.0, one["step"] - sum(known)))]
-        rows.append([name, f"{one['step']:.2f}", *(f"{share:.0%}" for share in shares)])
-    return markdown(["workload", "ms per step", *KINDS, "other operations", "the rest"], rows)
+        known = list(one["kinds"].values())
+        parts = [*known, max(0.0, one["step"] - sum(known))]
+        rows.append([name, f"{one['step']:.2f}", *(f"{ms:.2f} ({ms / one['step']:.0%})" for ms in parts)])
+    return markdown(["workload", "ms per step", *KINDS, OTHER, "the rest"], rows)
 
 
 def targets(result: dict[str, Any]) -> list[Target]:

@@ -35,9 +35,9 @@ FULL = (
     ("W3", WORKLOADS["W3"], 4),
 )
 QUICK = (
-    ("W1", replace(WORKLOADS["W1"], clients=10), 6),
-    ("W2", replace(WORKLOADS["W2"], clients=2, per_round=2, samples=100), 3),
-    ("W3", replace(WORKLOADS["W3"], clients=2, samples=50), 3),
+    ("W1", replace(WORKLOADS["W1"], clients=10), 4),
+    ("W2", replace(WORKLOADS["W2"], clients=2, per_round=2, samples=100), 2),
+    ("W3", replace(WORKLOADS["W3"], clients=2, samples=50), 2),
 )
 
 

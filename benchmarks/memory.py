@@ -41,7 +41,7 @@ def scenarios(quick: bool) -> list[dict[str, Any]]:
     many = {"part": MANY, "model": "mlp", "method": "scaffold", "per_round": 10, "rounds": 5, "steps": 5}
     dyn = {"part": STATES, "model": "linear", "method": "feddyn", "steps": 1, "engine": "inprocess"}
     deep = {"part": RESNET, "model": "resnet18", "method": "scaffold", "steps": 1, "engine": "inprocess"}
-    kept = min(5_000 if quick else 100_000, _room_on_disk() // (4 * 60_000))
+    kept = min(2_000 if quick else 100_000, _room_on_disk() // (4 * 60_000))
     return [
         *(
             {**many, "clients": clients, "engine": engine}

@@ -33,7 +33,7 @@ Written by `python -m benchmarks`; do not edit.
 | | |
 | --- | --- |
 | `make bench` | everything, about an hour; makes an environment for every peer in `benchmarks/.venvs` |
-| `make bench-quick` | all parts with less of everything, a few minutes; skips peers that are not installed |
+| `make bench-quick` | all parts with less of everything, under 3 minutes; skips peers that are not installed |
 | `python -m benchmarks limit methods` | some parts: {parts} |
 
 Everything that is compared takes turns in one run, since seconds depend on what else a machine does. A ratio is the

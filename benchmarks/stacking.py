@@ -62,7 +62,7 @@ CASES = {
 def measure(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     keep_memory()
-    rounds = 4 if quick else 40
+    rounds = 2 if quick else 40
     return {
         label: {str(stack): compare(case, stack, rounds) for stack in case.stacks}
         for label, case in CASES.items()
