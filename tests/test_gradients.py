@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import fedflat as ff
-from fedflat.flat import cosine, inverse_norm
+from fedflat.flat import cosine, inverse_norm, inverse_norm_of
+from fedflat.local_sgd import drifting_sgd_
 
 LR = 0.25
 CLIENTS, W0 = problem()
@@ -385,3 +386,24 @@ def test_directions_have_length_one(vector, length):
     assert (v * length * inverse_norm(v * length)).norm().item() == pytest.approx(1)
     assert cosine(v, v * length) == pytest.approx(1)
     assert cosine(v, -v * length) == pytest.approx(-1)
+
+
+@given(hnp.arrays(float, 7, elements=st.floats(-10, 10)))
+@few
+def test_a_vector_in_pieces_is_as_long_as_the_whole(vector):
+    v = torch.from_numpy(vector)
+    assert inverse_norm_of(v.split([4, 1, 2])) == pytest.approx(inverse_norm(v), rel=1e-12)
+
+
+# -- steps ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drift", [None, torch.tensor([0.5, -2.0, 1e-3])])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_step_with_a_drift_is_its_formula(drift, decay):
+    w, d = torch.tensor([1.0, -3.0, 0.25]), torch.tensor([0.2, 0.4, -8.0])
+    wanted = w - 0.1 * (d + (0 if drift is None else drift) + decay * w)
+    pieces, before = None if drift is None else list(drift.split(1)), None if drift is None else drift.clone()
+    drifting_sgd_(list(w.split(1)), list(d.split(1)), pieces, decay, 0.1)
+    assert torch.allclose(w, wanted, rtol=1e-6)
+    assert drift is None or torch.equal(drift, before)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedflat as ff
-from fedflat.mechanism import registry
+from fedflat.mechanism import Correction, registry
 
 LOCAL = ff.LocalSGD(lr=0.1, epochs=2, batch_size=10)
 
@@ -37,8 +37,8 @@ def mechanism(contract: Any = None, **hooks: Any) -> ff.Mechanism:
     return made
 
 
-def train(*mechanisms: ff.Mechanism, engine: str = "inprocess") -> ff.Run:
-    return ff.train(federation(), "mlp", ff.Method("tried", mechanisms), LOCAL, rounds=2, engine=engine)
+def train(*mechanisms: ff.Mechanism, engine: str = "inprocess", rounds: int = 2) -> ff.Run:
+    return ff.train(federation(), "mlp", ff.Method("tried", mechanisms), LOCAL, rounds=rounds, engine=engine)
 
 
 def keep_one(self, local):
@@ -209,3 +209,53 @@ def test_end_may_return_nothing():
 @pytest.mark.parametrize("name", ff.METHODS)
 def test_no_method_of_fedflat_slips(name: str):
     assert train(*ff.METHODS[name]().mechanisms).history
+
+
+# -- hooks that work together ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.7, 0.0, -0.5])
+def test_a_correction_said_beforehand_is_one_made_step_by_step(scale):
+    said = mechanism(correction=lambda self, local: Correction(scale, 0.5, ((local.start, 0.25),)))
+
+    def direction(self, step, d):
+        d.mul_(scale).add_(step.w, alpha=0.5).add_(step.local.start, alpha=0.25)
+
+    torch.testing.assert_close(
+        train(said).server.w, train(mechanism(direction=direction)).server.w, rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("hook", ["direction", "loss"])
+def test_the_point_is_moved_before_the_gradient_is_taken(hook):
+    def move(self, step, vector):
+        step.move(step.w)
+        return 0.0 if hook == "loss" else None
+
+    with pytest.raises(ff.FedflatError, match="moved in a mechanism's hook `shift`"):
+        train(mechanism(**{hook: move}))
+
+
+def test_the_model_is_where_the_client_is_in_begin_and_end():
+    seen = []
+
+    def look(self, local):
+        seen.append((local.model.vector - local.w).abs().max().item())
+
+    train(mechanism(begin=look, end=look, shift=lambda self, step: step.move(step.w, 0.5)))
+    assert len(seen) == 12
+    assert set(seen) == {0.0}
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "workers"])
+def test_what_is_kept_may_change_its_name(engine):
+    """On shared memory the old vector lies where the new one is written."""
+
+    def end(self, local):
+        local.state["older"], local.state["old"] = local.kept("old"), local.update.clone()
+
+    run = train(mechanism(ff.Contract(client=("old", "older")), end=end), engine=engine)
+    first = train(mechanism(ff.Contract(client=("old", "older")), end=end), engine="inprocess", rounds=1)
+    for client in range(3):
+        assert run.clients.get(client)["older"].equal(first.clients.get(client)["old"])
+        assert not run.clients.get(client)["old"].equal(run.clients.get(client)["older"])

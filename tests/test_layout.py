@@ -94,15 +94,16 @@ class Turned(nn.Module):
         return x @ Backwards.apply(self.weight).T
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.7])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.1)])
-def test_gradients_in_another_order_move_the_right_weights(momentum: float, decay: float):
+def test_gradients_in_another_order_move_the_right_weights(momentum: float, decay: float, mu: float):
     torch.manual_seed(0)
     model = Turned()
     x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
     run = ff.train(
         ff.Federation([(x, y)]),
         model,
-        "fedavg",
+        ff.fedprox(mu=mu) if mu else "fedavg",
         local=ff.LocalSGD(lr=0.1, momentum=momentum, weight_decay=decay, batch_size=None, epochs=4),
         rounds=1,
         dtype=torch.float64,
@@ -110,8 +111,10 @@ def test_gradients_in_another_order_move_the_right_weights(momentum: float, deca
     optimiser = torch.optim.SGD(
         model.parameters(), lr=0.1, momentum=momentum, weight_decay=decay, fused=False
     )
+    start = model.weight.detach().clone()
     for _ in range(4):
         optimiser.zero_grad()
-        F.cross_entropy(x @ model.weight.T, y).backward()
+        near = mu / 2 * (model.weight - start).square().sum()
+        (F.cross_entropy(x @ model.weight.T, y) + near).backward()
         optimiser.step()
     torch.testing.assert_close(run.model.weight, model.weight, rtol=1e-12, atol=1e-12)

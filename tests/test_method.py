@@ -326,6 +326,24 @@ def test_declared_server_state(method, kept):
     assert sorted(ff.as_method(method).cost.server) == kept
 
 
+@pytest.mark.parametrize(
+    ("method", "forward", "backward"),
+    [
+        ("fedavg", 0, 0),
+        ("fedgmt", 2 / 3, 0),  # the teacher's outputs once per round, in three epochs
+        ("fedntd", 2 / 3, 0),
+        ("fedgf(c=1)", 1, 1),  # the ascent at the client's own point
+        ("fedgf(c=0.5)", 0, 0),
+        ("fedsam", 0, 0),
+    ],
+)
+def test_passes_that_are_spared_are_counted(method, forward, backward):
+    run = train_small(method, SCHEDULE[:4], local=ff.LocalSGD(lr=0.1, epochs=3, batch_size=4))
+    for row in run.history[1:]:
+        assert row["spared_forward"] == pytest.approx(forward * row["steps"])
+        assert row["spared_backward"] == backward * row["steps"]
+
+
 @costs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_counted_costs(method, down, up, forward, backward, client, dtype):

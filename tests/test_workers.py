@@ -13,11 +13,13 @@ from torch import nn
 import fedflat as ff
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("method", sorted(ff.METHODS))
-def test_all_methods_have_the_same_bits_with_any_number_of_workers(method):
-    alone = train(method, "inprocess")
+def test_all_methods_have_the_same_bits_with_any_number_of_workers(method, momentum):
+    """Without momentum of its own a client's steps take corrections in by a fused update."""
+    alone = train(method, "inprocess", momentum=momentum)
     for count in (1, 2, 3):
-        same(train(method, ff.Workers(count)), alone)
+        same(train(method, ff.Workers(count), momentum=momentum), alone)
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "server", "reset"])

@@ -28,12 +28,19 @@ def network(norm: bool = False, dropout: bool = False) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), *middle, nn.Tanh(), nn.Dropout(0.3 * dropout), nn.Linear(8, 3))
 
 
-def train(method: str, engine: object, rounds: int = 5, module: nn.Module | None = None, **more) -> ff.Run:
+def train(
+    method: str,
+    engine: object,
+    rounds: int = 5,
+    module: nn.Module | None = None,
+    momentum: float = 0.5,
+    **more,
+) -> ff.Run:
     return ff.train(
         federation(),
         module or network(dropout=True),
         method,
-        local=ff.LocalSGD(lr=0.1, momentum=0.5, weight_decay=1e-3, epochs=2, batch_size=8),
+        local=ff.LocalSGD(lr=0.1, momentum=momentum, weight_decay=1e-3, epochs=2, batch_size=8),
         rounds=rounds,
         engine=engine,
         **{"participation": 4, **more},

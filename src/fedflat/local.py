@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from .errors import FedflatError
 from .flat import FlatModel, Pieces, all_dense, inverse_norm_of
 from .frozen import Transform
 
@@ -80,7 +81,7 @@ class Step:
 
     def move(self, vector: Tensor, scale: float = 1.0, times: Tensor | None = None) -> None:
         """Move the point by `scale * vector`, or by `scale * times * vector`, entry by entry."""
-        away = self._training.away
+        away = self._away()
         at = away if self._moved else self.w
         if times is None:
             torch.add(at, vector, alpha=scale, out=away)
@@ -90,6 +91,7 @@ class Step:
 
     def move_pieces(self, pieces: Pieces, scale: float) -> None:
         """Move the point by `scale` times a vector that is given as one tensor per parameter."""
+        self._away()
         away = self._training.away_views
         at = away if self._moved else self._training.w_views
         for here, piece, there in zip(at, pieces, away, strict=True):
@@ -101,10 +103,20 @@ class Step:
 
         Where nothing has moved the point yet, it is where the point will be: one vector less in the cache.
         """
+        away = self._away()
         if not self._moved:
-            return self._training.away, self._training.away_views
-        room = self.local.scratch("room")
+            return away, self._training.away_views
+        room = self._training.room()
         return room, self.local.model.split(room)
+
+    def _away(self) -> Tensor:
+        """Where points away from the iterate are; there is such a place where a mechanism has `shift`."""
+        away = self._training.away
+        if away is self.w:
+            raise FedflatError(
+                "The point is moved in a mechanism's hook `shift`; none of this method's has one."
+            )
+        return away
 
     def settle(self) -> None:
         """Let the model stand at the point: on the iterate itself, where no shift has moved it."""

@@ -64,6 +64,8 @@ class LocalTraining:
         self.drift: Tensor | None = None
         """its vectors, summed and divided by its scale"""
         self.drift_views: list[Tensor] | None = None
+        self._drift: Tensor | None = None
+        self._room: Tensor | None = None
         # Without shifts the iterate is the model's own vector; with them it is kept beside, and that vector is only
         # where points away from the iterate are: nothing is ever restored.
         self.away = model.vector
@@ -109,6 +111,7 @@ class LocalTraining:
         )
         self._begin_buffers(download.buffers, kept_buffers)
         self.w.copy_(download.start)
+        self.model.stand_on(self.w, self.w_views)
         self.passes = Passes()
         self.frozen = FrozenModels(self.model, self.passes)
         self._loss_sum.zero_()
@@ -125,6 +128,7 @@ class LocalTraining:
                 self.step.next_batch(index, inputs, targets)
                 self._take_step(first=index == 0)
 
+        self.model.stand_on(self.w, self.w_views)
         local.update = self.w - download.start
         vectors: dict[str, Tensor] = {}
         for mechanism in self.ends:
@@ -168,6 +172,12 @@ class LocalTraining:
             raise FedflatError(
                 f"{name}: a contract names the upload '{promised}', but it is not among what `end` returns."
             )
+
+    def room(self) -> Tensor:
+        """A vector for a mechanism to compute a second move in; its content is undefined."""
+        if self._room is None:
+            self._room = torch.empty_like(self.w)
+        return self._room
 
     def differentiate(self, step: Step) -> tuple[Gradients, Tensor]:
         """The gradient of the loss and every mechanism's term, where the model stands, and the plain loss."""
@@ -226,7 +236,9 @@ class LocalTraining:
             return
         self.folded = folded
         if folded.vectors:
-            self.drift = local.scratch("drift").zero_()
+            if self._drift is None:
+                self._drift = torch.empty_like(self.w)
+            self.drift = self._drift.zero_()
             self.drift_views = self.model.split(self.drift)
             for vector, weight in folded.vectors:
                 self.drift.add_(vector, alpha=weight / folded.scale)

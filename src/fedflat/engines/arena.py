@@ -58,6 +58,11 @@ class Arena:
         first, size = self.plan.places[name]
         return self._all[first : first + size]
 
+    def holds(self, vector: Tensor, but: str) -> bool:
+        """Whether a vector lies here, elsewhere than in one place."""
+        own = self._all.untyped_storage().data_ptr()
+        return vector.untyped_storage().data_ptr() == own and vector.data_ptr() != self[but].data_ptr()
+
     def close(self) -> None:
         """Remove the file; processes that still map it keep their view."""
         if self._handle is None:

@@ -87,8 +87,11 @@ def _run_client(
     arena[f"{task.slot} update"].copy_(upload.update)
     for name, vector in upload.vectors.items():
         arena[f"{task.slot} up {name}"].copy_(vector)
-    for name, vector in upload.state.items():
-        arena[f"{task.slot} state {name}"].copy_(vector)
+    kept = {name: (f"{task.slot} state {name}", vector) for name, vector in upload.state.items()}
+    # a vector that was received under another name lies where the next may be written: it is copied first
+    moved = {name: vector.clone() for name, (place, vector) in kept.items() if arena.holds(vector, but=place)}
+    for name, (place, vector) in kept.items():
+        arena[place].copy_(moved.get(name, vector))
     if upload.buffers is not None:
         arena[f"{task.slot} buffers"].copy_(upload.buffers)
     return {

@@ -1,8 +1,9 @@
 """Clients in worker processes, one thread each, on shared memory.
 
-Only numbers cross the pipes; vectors lie in an arena that every process maps. Clients are handed out longest first;
-uploads are folded in client order, so the result has the same bits as in one process, with any number of workers. A
-worker that dies is replaced and its client is run again, from the same inputs, with the same result.
+Only numbers cross the pipes; vectors lie in an arena that every process maps. Clients are handed out longest first,
+as far as there is room for uploads that wait; these are folded in client order, so the result has the same bits as in
+one process, with any number of workers. A worker that dies is replaced and its client is run again, from the same
+inputs, with the same result.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ from ..evaluation import BatchScore, Score, batches_in, total_score
 from ..messages import Download, Upload
 from . import Job
 from .arena import Arena
+from .turns import Turns
 from .worker import Task, work
 
 DEATHS = 3
 """So often a client may take its worker down before the run is given up."""
+
+ROOM = 256 * 2**20
+"""Bytes of uploads that may wait to be folded, if that is less than eight for every worker, and more than two."""
+PER_GPU = 2
+"""Workers for every GPU, if nothing else is said: one prepares while the other computes."""
 
 _MEMORY = "Is there too little memory? Use fewer workers."
 
@@ -53,7 +60,7 @@ class _Worker:
 
 
 class Workers:
-    """Worker processes on one machine; by default as many as there are cores.
+    """Worker processes on one machine; by default as many as there are cores, or two for every GPU.
 
     Args:
         count: how many processes.
@@ -70,7 +77,8 @@ class Workers:
     ) -> None:
         if count is not None and count < 1:
             raise FedflatError(f"Workers(count={count}): give at least 1.")
-        self.count = count or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0])
+        self._wanted = count
+        self.count = count or _cores()
         self.devices = list(devices) if devices is not None else None
         self.start_method = start_method
         self._workers: list[_Worker] = []
@@ -80,25 +88,29 @@ class Workers:
     def open(self, job: Job) -> None:
         """Lay out the arena and start the processes."""
         self._job, size = job, job.model.size
-        buffers = 0 if (held := job.model.read_buffers()) is None else held.numel()
+        buffers = 0 if (statistics := job.model.read_buffers()) is None else statistics.numel()
         contracts = job.method.contracts
         self._each = tuple(name for c in contracts for name in c.each)
         self._state = tuple(name for c in contracts for name in c.client)
         sizes = {"start": size, "buffers": buffers, **{f"down {name}": size for name in job.method.down}}
-        self._slots = self.count + 1
-        for slot in range(self._slots):
-            vectors = ["update", *(f"up {n}" for n in job.method.up), *(f"each {n}" for n in self._each)]
-            vectors += [f"state {name}" for name in self._state]
-            sizes |= {f"{slot} {name}": size for name in vectors}
-            sizes |= {f"{slot} buffers": buffers, f"{slot} state buffers": buffers}
+        self._devices = self.devices or _all_devices(str(job.model.vector.device))
+        on_cpu = all(device == "cpu" for device in self._devices)
+        self.count = self._wanted or (_cores() if on_cpu else PER_GPU * len(self._devices))
+        vectors = ["update", *(f"up {n}" for n in job.method.up), *(f"each {n}" for n in self._each)]
+        vectors += [f"state {name}" for name in self._state]
+        slot = {**dict.fromkeys(vectors, size), "buffers": buffers, "state buffers": buffers}
+        held = ROOM // (sum(slot.values()) * job.model.vector.dtype.itemsize)
+        self._slots = max(2 * self.count, min(8 * self.count, held))
+        for number in range(self._slots):
+            sizes |= {f"{number} {name}": length for name, length in slot.items()}
         self._arena = Arena.make(sizes, job.model.vector.dtype)
-        device = str(job.model.vector.device)
-        self._devices = self.devices or _all_devices(device)
-        forks = sys.platform == "linux" and all(d == "cpu" for d in self._devices)
+        forks = sys.platform == "linux" and on_cpu
         start_method = self.start_method or ("fork" if forks else "spawn")
         self._context: Any = torch.multiprocessing.get_context(start_method)
         self._forks = start_method == "fork"
-        self._workers = [self._start(number) for number in range(self.count)]
+        self._workers = []
+        for number in range(self.count):  # one by one: each closes the pipes of those before it
+            self._workers.append(self._start(number))
 
     def close(self) -> None:
         """Stop the processes and give the memory back."""
@@ -150,31 +162,30 @@ class Workers:
         state: Callable[[int], dict[str, Tensor]],
     ) -> Iterator[Upload]:
         """Longest first, folded in the order of `clients`."""
-        steps = [self._job.sgd.steps_for(self._job.federation.size(client)) for client in clients]
-        waiting = sorted(range(len(clients)), key=lambda position: -steps[position])
+        turns = Turns([self._job.sgd.steps_for(self._job.federation.size(client)) for client in clients])
         finished: dict[int, Upload] = {}
-        slots, used = list(range(self._slots)), {}
-        turn = 0  # the position that is folded next
+        slots, used = (
+            list(range(self._slots)),
+            {},
+        )  # the slot that was freed last is used first: few are touched
         written = False
-        while turn < len(clients):
+        while turns.turn < len(clients):
             for worker in self._workers:
-                if worker.running is not None or not waiting or not slots:
+                if worker.running is not None or (position := turns.hand_out(self._slots)) is None:
                     continue
-                # the last free slot is kept for the client whose turn it is, or nothing could go on
-                position = turn if len(slots) == 1 and turn in waiting else waiting[0]
-                if len(slots) == 1 and position != turn and turn not in used:
-                    continue
-                waiting.remove(position)
                 client = clients[position]
                 message = download(client)
                 if not written:
                     self._write_common(message)
                     written = True
-                slot = slots.pop()
-                used[position] = slot
-                task = self._task(client, slot, message)
-                worker.running = _Running(position, task, message)
+                used[position] = slots.pop()
+                worker.running = _Running(position, self._task(client, used[position], message), message)
                 self._hand_over(worker, state)
+            if turns.turn in finished:  # while the workers are busy again
+                yield finished.pop(turns.turn)
+                slots.append(used.pop(turns.turn))
+                turns.fold()
+                continue
             for worker in self._answers():
                 answer = self._receive(worker, state)
                 if answer is None:
@@ -183,10 +194,6 @@ class Workers:
                 assert running is not None
                 finished[running.position] = self._upload(running.task, answer)
                 worker.running = None
-            while turn in finished:
-                yield finished.pop(turn)
-                slots.append(used.pop(turn))
-                turn += 1
 
     def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
         """The test set in batches, shared out among the workers, summed in the order of batches."""
@@ -300,6 +307,11 @@ class Workers:
             state={name: here(f"state {name}") for name in answer["state"]},
             borrowed=True,
         )
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _tell(worker: _Worker, message: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..flat import inverse_norm
+from ..flat import inverse_norm, inverse_norm_of
 from ..mechanism import Contract, Mechanism
 from ..parameters import number
 
@@ -47,10 +47,10 @@ class InterpolatedAscent(Mechanism):
             step.move(torch.sub(perturbed, step.point, out=step.local.scratch("w̃ − w")))
             step.spare(forward=1, backward=1)
             return
-        gradient = step.gradient()
+        gradient = step.gradient_pieces()
         if perturbed is not None and c:
             step.move(torch.sub(perturbed, step.point, out=step.local.scratch("w̃ − w")), c)
-        step.move(gradient, (1.0 - c) * self.rho * inverse_norm(gradient))
+        step.move_pieces(gradient, (1.0 - c) * self.rho * inverse_norm_of(gradient))
 
     def receive(self, server: Server, upload: Upload) -> None:
         """How far this client went."""

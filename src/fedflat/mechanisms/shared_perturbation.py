@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..flat import inverse_norm
+from ..flat import Pieces, inverse_norm
 from ..mechanism import Contract, Mechanism
 from ..parameters import number
 
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
     from ..local import Local, Step
     from ..messages import Upload
     from ..server import Server
+
+
+@dataclass
+class _Steps:
+    """What a client's steps change, each vector whole and as one tensor per parameter."""
+
+    offset: Tensor
+    """`μ_i + s`"""
+    offset_pieces: Pieces
+    own: Tensor
+    """ŝ before it is scaled to length"""
+    own_pieces: Pieces
+    length: float = 0.0
+    """what ŝ is scaled by"""
 
 
 class SharedPerturbation(Mechanism):
@@ -43,22 +58,28 @@ class SharedPerturbation(Mechanism):
         return {"perturbation": torch.zeros_like(w)}
 
     def begin(self, local: Local) -> None:
-        """μ_i changes in every step: work on a copy."""
-        local.state["multiplier"] = local.kept("multiplier").clone()
+        """Only `μ_i + s` is needed in the steps."""
+        offset = local.kept("multiplier") + local.received["perturbation"]
+        own = local.scratch("own perturbation")
+        local.notes[self] = _Steps(offset, local.model.split(offset), own, local.model.split(own))
 
     def shift(self, step: Step) -> None:
         """The client's best perturbation, given what the others agreed on."""
-        local = step.local
-        multiplier, shared = local.state["multiplier"], local.received["perturbation"]
-        own = torch.sub(step.gradient(), multiplier, out=local.scratch("own perturbation"))
-        own.sub_(shared)
-        own.mul_(self.rho * inverse_norm(own))
-        multiplier.add_(own).sub_(shared)
-        step.move(own)
+        steps: _Steps = step.local.notes[self]
+        for gradient, offset, own in zip(
+            step.gradient_pieces(), steps.offset_pieces, steps.own_pieces, strict=True
+        ):
+            torch.sub(gradient, offset, out=own)
+        steps.length = self.rho * inverse_norm(steps.own)
+        steps.offset.add_(steps.own, alpha=steps.length).sub_(step.local.received["perturbation"])
+        step.move(steps.own, steps.length)
 
     def end(self, local: Local) -> Mapping[str, Tensor]:
         """`s̃_i = μ_i − ŝ` of the last step."""
-        return {"perturbation": local.state["multiplier"] - local.scratch("own perturbation")}
+        steps: _Steps = local.notes[self]
+        multiplier = steps.offset - local.received["perturbation"]
+        local.state["multiplier"] = multiplier
+        return {"perturbation": torch.sub(multiplier, steps.own, alpha=steps.length)}
 
     def receive(self, server: Server, upload: Upload) -> None:
         """Sum without weights; only the direction of the mean matters."""
