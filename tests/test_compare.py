@@ -104,3 +104,25 @@ def test_tuning_finds_the_best_of_its_trials_and_goes_on(tmp_path):
     assert value == max(finals.values())
     assert best == dict(told[max(finals, key=lambda n: finals[n])][2])
     assert tune(content, ranges, 4, tmp_path, last=1) == (best, value)
+
+
+def test_a_trial_that_was_interrupted_comes_again(tmp_path):
+    content = {"rounds": 3, "local": {"epochs": 1}, "method": "fedavg"}
+    ranges = {"local.lr": parse_range("0.001:0.2:log")}
+    with pytest.raises(KeyboardInterrupt):
+        tune(content, ranges, 1, tmp_path, last=1, stop=lambda: True)
+    began = yaml.safe_load((tmp_path / "trial-0" / "experiment.yaml").read_text())
+    best, _ = tune(content, ranges, 1, tmp_path, last=1)
+    assert best["local.lr"] == began["local"]["lr"]
+
+
+def test_tuning_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FedflatError, match="cannot be written: "):
+        tune({"rounds": 1}, {"local.lr": parse_range("0.001:0.2")}, 1, tmp_path / "file" / "study")
+
+
+def test_both_ends_of_a_range_are_checked_before_anything_runs(tmp_path):
+    with pytest.raises(FedflatError, match="momentum"):
+        tune({"rounds": 1}, {"local.momentum": parse_range("0.5:1.5")}, 1, tmp_path / "study")
+    assert not (tmp_path / "study").exists()

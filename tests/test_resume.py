@@ -1,6 +1,7 @@
 """A run that is killed, interrupted or out of room goes on and ends with the same bits as without that."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -58,9 +59,14 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3))
 
 
+WITHOUT_MOMENTUM = ("scaffold", "feddyn", "fedwmsam")
+"""whose local steps are then one fused update each"""
+
+
 def train(method: str = "fedsmoo", out: Path | None = None, rounds: int = ROUNDS, **more: Any) -> ff.Run:
+    momentum = 0.0 if method in WITHOUT_MOMENTUM else 0.5
     settings: dict[str, Any] = {
-        "local": ff.LocalSGD(lr=0.1, lr_decay=0.99, momentum=0.5, epochs=1, batch_size=8),
+        "local": ff.LocalSGD(lr=0.1, lr_decay=0.99, momentum=momentum, epochs=1, batch_size=8),
         "participation": 3,
         **more,
     }
@@ -265,6 +271,19 @@ def test_stopping_and_going_on_longer(every: int | None, tmp_path: Path):
     assert everything(run) == everything(expected)
     assert rows(out) == rows(tmp_path / "whole")
     assert len(list((out / "checkpoints").iterdir())) <= 2
+
+
+def test_a_run_remembers_where_it_began_and_went_on(tmp_path: Path):
+    stopped(tmp_path)
+    about = json.loads((tmp_path / "run.json").read_text())
+    assert "resumed" not in about
+    began = about["environment"] | {"torch": "1.0"}
+    (tmp_path / "run.json").write_text(json.dumps(about | {"environment": began}))
+    with pytest.warns(UserWarning, match=f"began elsewhere .torch 1.0 then, {torch.__version__[:4]}"):
+        train(out=tmp_path, resume=True, rounds=8)
+    about = json.loads((tmp_path / "run.json").read_text())
+    assert about["environment"] == began
+    assert [entry["environment"]["torch"] for entry in about["resumed"]] != ["1.0"]
 
 
 def test_another_engine_goes_on_with_the_same_bits(tmp_path: Path):

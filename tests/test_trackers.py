@@ -158,8 +158,15 @@ def test_an_unknown_tracker():
 class Noted:
     """Writes down what it is told, and fails when asked to."""
 
-    def __init__(self, title: str, settings: Mapping[str, Any], out: Path | None) -> None:
+    @staticmethod
+    def require() -> None:
+        pass
+
+    def __init__(self, title: str, settings: Mapping[str, Any], out: Path | None, first: int) -> None:
+        if settings["seed"] == 8:
+            raise ConnectionError("no login")
         self.settings, self.rounds, self.finished = settings, dict[int, Mapping[str, float]](), 0
+        self.first = first
         noted.append(self)
 
     def round(self, index: int, numbers: Mapping[str, float]) -> None:
@@ -202,11 +209,68 @@ def test_a_tracker_that_fails_does_not_end_the_run(monkeypatch, tmp_path: Path):
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_a_tracker_that_cannot_begin_ends_those_that_have(monkeypatch, tmp_path: Path):
+def test_a_tracker_that_cannot_begin_does_not_end_the_run(monkeypatch, tmp_path: Path):
+    monkeypatch.setitem(TRACKERS, "noted", Noted)
+    noted.clear()
+    failing = SMALL.model_copy(update={"trackers": ["noted"], "seed": 8})
+    with pytest.warns(UserWarning, match="The tracker noted failed and is left out: no login"):
+        run = run_experiment(failing, tmp_path / "run")
+    assert len(run.history) == 3
+    assert not noted
+
+
+def test_a_missing_package_is_told_before_anything_begins(monkeypatch, tmp_path: Path):
     monkeypatch.setitem(TRACKERS, "noted", Noted)
     monkeypatch.setitem(sys.modules, "wandb", None)
     noted.clear()
     with pytest.raises(MissingExtra):
         run_experiment(SMALL.model_copy(update={"trackers": ["noted", "wandb"]}), tmp_path / "run")
-    assert noted[0].finished == 1
+    assert not noted
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_refused_tells_no_tracker(monkeypatch, tmp_path: Path):
+    monkeypatch.setitem(TRACKERS, "noted", Noted)
+    run_experiment(SMALL, tmp_path / "run")
+    noted.clear()
+    with pytest.raises(FedflatError, match="already holds a run"):
+        run_experiment(SMALL.model_copy(update={"trackers": ["noted"]}), tmp_path / "run")
+    assert not noted
+
+
+def in_two_parts(out: Path, tracker: str) -> None:
+    """A run that is stopped after two of its three rounds, and gone on with after one was lost."""
+    tracked = SMALL.model_copy(update={"trackers": [tracker], "checkpoint_every": 1})
+    done: list[int] = []
+    run_experiment(tracked, out, on_round=lambda r: done.append(r.index), stop=lambda: len(done) == 2)
+    last = max((out / "checkpoints").glob("round-*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="Going back"):
+        run_experiment(tracked, out, resume=True)
+    assert len(read_metrics(out)) == 3
+
+
+def test_a_run_that_goes_on_says_where(monkeypatch, tmp_path: Path):
+    monkeypatch.setitem(TRACKERS, "noted", Noted)
+    noted.clear()
+    in_two_parts(tmp_path / "run", "noted")
+    assert [tracker.first for tracker in noted] == [0, 1]
+    assert [list(tracker.rounds) for tracker in noted] == [[0, 1], [1, 2]]
+
+
+def test_tensorboard_shows_every_round_once_after_going_on(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    in_two_parts(tmp_path / "run", "tensorboard")
+    check_tensorboard(tmp_path)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("accuracy")] == [0, 1, 2]
+
+
+def test_mlflow_goes_on_with_its_run(tmp_path: Path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    in_two_parts(tmp_path / "run", "mlflow")
+    check_mlflow(tmp_path)

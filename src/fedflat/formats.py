@@ -51,6 +51,7 @@ def check_file(path: Path, found: object, known: object) -> None:
 
 
 def _writer(settings: Mapping[str, Any]) -> str:
-    environment = settings.get("environment")
+    places = [settings, *settings.get("resumed", ())]
+    environment = places[-1].get("environment") if isinstance(places[-1], Mapping) else None
     version = environment.get("fedflat") if isinstance(environment, Mapping) else None
     return f", {version}" if version else ""

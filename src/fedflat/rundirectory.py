@@ -40,6 +40,8 @@ PAUSE = 5.0
 """Seconds at least between two checkpoints, if nothing else is asked for."""
 SHARE = 60
 """Between two checkpoints at least so many times what one takes: 1.7 % of the run."""
+EXACT = ("torch", "cpu")
+"""What of the environment the last digits of numbers depend on."""
 
 
 class RunDirectory:
@@ -100,16 +102,26 @@ class RunDirectory:
         with explained(f"{self.path} cannot be written"):
             for leftover in self.path.rglob(".*.unfinished"):
                 leftover.unlink()
+        now = environment()
+        first = before.get("environment", now)
+        again = [*before.get("resumed", ()), {"time": _now(), "environment": now}] if begun else []
         self._about = {
             "format": RUN,
             **self._settings,
-            "environment": environment(),
+            "environment": first,
             "started": before.get("started", _now()),
+            **({"resumed": again} if again else {}),
         }
+        changed = [f"{key} {first[key]} then, {now[key]} now" for key in EXACT if first.get(key) != now[key]]
         replace_file(self.path / "run.json", _json(self._about))
         if self._experiment is not None:
             text = yaml.safe_dump(dict(self._experiment), sort_keys=False)
             replace_file(self.path / "experiment.yaml", text.encode())
+        if changed and "environment" in before:
+            self.notice(
+                f"{self.path} began elsewhere ({'; '.join(changed)}): its numbers may differ in their last digits "
+                "from those of a run that was never stopped."
+            )
 
     def _check_same(self, before: dict[str, Any]) -> None:
         now = json.loads(_json({k: v for k, v in self._settings.items() if k not in ("rounds", "how")}))

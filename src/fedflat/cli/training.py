@@ -52,9 +52,10 @@ def train_all(experiments: list[Experiment], out: Path | None, resuming: bool = 
                     filled, directory, resuming, progress.update, stop, federation, progress.measuring
                 )
         except KeyboardInterrupt:
-            _interrupted(directory, "at once")
+            _interrupted(directory, "at once", _names(experiments[len(runs) + 1 :]))
         if len(run.history) < rounds:
-            _interrupted(directory, f"after round {len(run.history)} of {rounds}")
+            when = f"after round {len(run.history)} of {rounds}"
+            _interrupted(directory, when, _names(experiments[len(runs) + 1 :]))
         runs.append(run)
     assert federation is not None
     show_outcome(runs, federation)
@@ -93,13 +94,27 @@ def _notices() -> Iterator[None]:
                 console.print(f"[yellow]Note:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
 
 
-def _interrupted(directory: Path | None, when: str) -> NoReturn:
+def _names(experiments: list[Experiment]) -> list[str]:
+    from ..composition import as_method
+
+    several = len({str(e.seed) for e in experiments}) > 1
+    return [as_method(e.method).name + (f" (seed {e.seed})" if several else "") for e in experiments]
+
+
+def _interrupted(directory: Path | None, when: str, left: list[str]) -> NoReturn:
     if directory is None:
         console.print(f"Stopped {when}; without --out nothing is kept.", highlight=False)
     else:
         command = f"fedflat resume {shlex.quote(str(directory))}"
         console.print(
             f"Stopped {when}. Go on with\n  {command}", markup=False, highlight=False, soft_wrap=True
+        )
+    if left:
+        console.print(
+            f"Not begun: {', '.join(left)}. (`fedflat sweep` goes on with all runs by the same command.)",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
     raise typer.Exit(130)
 

@@ -40,8 +40,8 @@ def tune(
     ranges = {key: parse_range(text) for key, text in parse_changes(vary).items()}
     place = out or Path("runs") / f"{file.stem}-tune"
 
-    def tell(number: int, value: float | None, chosen: Any) -> None:
-        outcome = "ended early" if value is None else f"{value:.2%}"
+    def tell(number: int, value: float | str | None, chosen: Any) -> None:
+        outcome = value if isinstance(value, str) else "ended early" if value is None else f"{value:.2%}"
         settings = ", ".join(f"{key}={_short(one)}" for key, one in chosen.items())
         console.print(f"trial {number}: {outcome}  {settings}", highlight=False, soft_wrap=True)
 

@@ -28,6 +28,8 @@ class Group:
     name: str
     runs: list[Path]
     rounds: int
+    fewest: int
+    """rounds of the run that is least far"""
     last: Mean
     """accuracy, the mean of the last rounds"""
     within: float | None
@@ -139,6 +141,7 @@ def _group(name: str, runs: list[Path], last: int, target: float | None) -> Grou
         name,
         runs,
         max(len(rows) for rows in histories),
+        min(len(rows) for rows in histories),
         _mean([statistics.fmean(values) for values in late if values]),
         _plain_mean([statistics.stdev(values) for values in late if len(values) > 1]),
         _mean([max(row["accuracy"] for row in rows) for rows in tested if rows]),
@@ -190,7 +193,7 @@ def table(groups: Sequence[Group], last: int, target: float | None) -> tuple[lis
         row = [
             group.name,
             str(len(group.runs)),
-            str(group.rounds),
+            str(group.rounds) if group.fewest == group.rounds else f"{group.fewest}–{group.rounds}",
             shown(group.last, percent),
             "–" if group.within is None else percent(group.within),
             shown(group.best, percent),

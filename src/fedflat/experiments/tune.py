@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import FedflatError, MissingExtra
+from ..errors import FedflatError, MissingExtra, explained
 from .changes import changed, split_values
 from .parsing import parse_value
 from .reading import make_experiment
@@ -20,6 +20,11 @@ class Range(NamedTuple):
     high: float
     log: bool
     choices: tuple[Any, ...] = ()
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The first value and the last, with which an experiment can be checked before anything runs."""
+        return self.choices or (self.low, self.high)
 
 
 def parse_range(text: str) -> Range:
@@ -44,7 +49,7 @@ def tune(
     last: int = 10,
     seed: int = 0,
     source: str = "The experiment",
-    on_trial: Callable[[int, float | None, Mapping[str, Any]], None] | None = None,
+    on_trial: Callable[[int, float | str | None, Mapping[str, Any]], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Any], float]:
     """The best settings and their accuracy, the mean of the last tests, after so many trials in all.
@@ -57,16 +62,21 @@ def tune(
     except ImportError:
         raise MissingExtra("optuna", "tune", "Tuning") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    out.mkdir(parents=True, exist_ok=True)
-    make_experiment(changed(content, {key: _middle(range_) for key, range_ in ranges.items()}), source)
-    study = optuna.create_study(
-        storage=f"sqlite:///{(out / 'study.db').resolve()}",
-        study_name="fedflat",
-        direction="maximize",
-        load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=seed),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
-    )
+    for end in (0, -1):
+        make_experiment(changed(content, {key: range_.ends[end] for key, range_ in ranges.items()}), source)
+    with explained(f"{out} cannot be written"):
+        out.mkdir(parents=True, exist_ok=True)
+    try:
+        study = optuna.create_study(
+            storage=f"sqlite:///{(out / 'study.db').resolve()}",
+            study_name="fedflat",
+            direction="maximize",
+            load_if_exists=True,
+            sampler=optuna.samplers.TPESampler(seed=seed),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+        )
+    except Exception as problem:  # of the database, whose package is Optuna's choice
+        raise FedflatError(f"{out / 'study.db'} cannot be used: {str(problem).splitlines()[0]}") from problem
     for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
         study.enqueue_trial(trial.params)
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
@@ -84,9 +94,14 @@ def tune(
         def enough() -> bool:
             return stop() or trial.should_prune()
 
-        run_experiment(experiment, out / f"trial-{trial.number}", resume=True, on_round=report, stop=enough)
-        if stop():
-            raise KeyboardInterrupt
+        place = out / f"trial-{trial.number}"
+        try:
+            run_experiment(experiment, place, resume=True, on_round=report, stop=enough)
+            if stop():
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:  # it counts as failed then: these settings come again
+            study.enqueue_trial(trial.params)
+            raise
         rounds = experiment.filled().rounds or 1
         if trial.should_prune() and trial.last_step is not None and trial.last_step < rounds - 1:
             raise optuna.TrialPruned
@@ -95,7 +110,8 @@ def tune(
 
     def told(study: Any, trial: Any) -> None:
         if on_trial is not None:
-            on_trial(trial.number, trial.value, trial.params)
+            failed = trial.state == optuna.trial.TrialState.FAIL
+            on_trial(trial.number, "failed" if failed else trial.value, trial.params)
 
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     done = len(study.get_trials(states=finished))
@@ -104,11 +120,6 @@ def tune(
     if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise FedflatError(f"No trial in {out} ran to its end; see its log, or widen the ranges.")
     return dict(study.best_params), float(study.best_value)
-
-
-def _middle(range_: Range) -> Any:
-    """Some value of a range, to check the experiment before anything runs."""
-    return range_.choices[0] if range_.choices else range_.low
 
 
 def _suggest(trial: Any, key: str, range_: Range) -> Any:
