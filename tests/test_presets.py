@@ -2,23 +2,21 @@
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedflat.cli import main
 from fedflat.errors import FedflatError
-from fedflat.experiments.presets import (
-    SMALL_BUDGET,
-    PaperCell,
-    check_all,
-    choose,
-    core_seconds,
-    find_preset,
-    measured,
-    presets,
-    small,
-)
+from fedflat.experiments.experiment import Experiment
+from fedflat.experiments.presets import PaperCell, check_all, choose, find_preset, presets
 from fedflat.experiments.reading import make_experiment
+from fedflat.experiments.reproducing import plan_runs, tabulate
+from fedflat.experiments.scale import SMALL_BUDGET, core_seconds, small
+from fedflat.experiments.statistics import statistic
+from fedflat.experiments.sweep import Cell
 from fedflat.rundirectory import read_metrics
 
 KEYS = [preset.key for preset in presets()]
@@ -67,21 +65,125 @@ def test_a_small_reproduction_is_small(key: str):
     assert sum(map(core_seconds, runs.values())) < 2 * SMALL_BUDGET
 
 
-def cell(kind: str, last: int | None = None, target: float | None = None, unit: str = "percent") -> PaperCell:
-    statistic = {"kind": kind} | ({} if last is None else {"last": last})
-    return PaperCell("row", "column", {}, statistic, unit, target, None, None, "", None)
+def cell(
+    kind: str, target: float | None = None, unit: str = "percent", row: str = "row", **more: object
+) -> PaperCell:
+    return PaperCell(row, "column", {}, {"kind": kind, **more}, unit, target, None, None, "", None)
 
 
-def test_statistics():
-    rows = [{"index": i, "accuracy": a} for i, a in enumerate([0.1, None, 0.5, 0.9, 0.7])]
-    assert measured(cell("mean", last=2), rows) == (pytest.approx(80), "mean of the last 2")
-    assert measured(cell("max"), rows) == (pytest.approx(90), "maximum")
-    assert measured(cell("accuracy", unit="fraction"), rows) == (0.9, "maximum")
-    assert measured(cell("final"), rows) == (pytest.approx(70), "final")
-    assert measured(cell("rounds-to", target=0.5), rows)[0] == 3
-    assert measured(cell("rounds-to", target=0.95), rows)[0] is None
-    assert measured(cell("other"), rows)[0] is None
-    assert measured(cell("final"), [])[0] is None
+ROWS = [
+    {
+        "index": index,
+        "accuracy": accuracy,
+        "seconds": 30.0 * (index + 1),
+        "clients": [3, 5],
+        "vectors_up": 2,
+        "vectors_down": 2 if index == 0 else 4,
+        "measures": {"sharpness": 0.5} if index == 2 else None,
+    }
+    for index, accuracy in enumerate([0.1, None, 0.5, 0.9, 0.7])
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "name"),
+    [
+        (cell("mean", last=2), 80, "mean of the last 2"),
+        (cell("max"), 90, "maximum"),
+        (cell("max", last=1), 70, "maximum of the last 1"),
+        (cell("accuracy", unit="fraction"), 0.9, "maximum"),
+        (cell("final"), 70, "final"),
+        (cell("figure", of="landscape", unit="loss"), 0.7, "final accuracy"),
+        (cell("deviation", last=2), 100 * 0.2 / 2**0.5, "deviation of the last 2"),
+        (cell("rounds-to", target=0.5), 3, "rounds to 0.5"),
+        (cell("minutes-to", target=0.5), (30 + 60 + 90) / 60, "minutes to 0.5"),
+        (cell("transmissions-to", target=0.5), (2 + 3 + 3) / 100, "hundred models to 0.5"),
+        (cell("transmissions", of="total"), 3, "models sent per client and round"),
+        (cell("transmissions", of="upload"), 1, "models sent per client and round"),
+        (cell("transmissions", of="download"), 2, "models sent per client and round"),
+        (cell("seconds"), 90, "seconds a round"),
+        (cell("recorded", of="sharpness"), 0.5, "sharpness at the end"),
+        (cell("recorded", of="distance"), None, "distance at the end"),
+        (cell("other", of="accuracy on a domain"), None, "accuracy on a domain"),
+    ],
+)
+def test_statistics(wanted: PaperCell, value: float | None, name: str):
+    found = statistic(wanted, ROWS)
+    assert found.name == name
+    assert found.value == (None if value is None else pytest.approx(value))
+    assert statistic(wanted, []).value is None
+
+
+def test_a_target_that_is_not_reached_is_more_than_there_was():
+    assert statistic(cell("rounds-to", target=0.95), ROWS)[::3] == (None, ">5")
+    assert statistic(cell("minutes-to", target=0.95), ROWS)[::3] == (None, ">7.5")
+    assert statistic(cell("mean", last=2), ROWS).deviation == pytest.approx(100 * 0.2 / 2**0.5)
+
+
+def planned(
+    tmp_path: Path, accuracies: dict[str, list[list[float]]], wanted: PaperCell
+) -> list[dict[str, Any]]:
+    """The table of some rows' runs, given by their accuracies; a run that ends with a 0 has not ended."""
+    cells = []
+    for row, seeds in accuracies.items():
+        runs = []
+        for seed, accuracy in enumerate(seeds):
+            out = tmp_path / row / str(seed)
+            write_run(out, accuracy, ended=accuracy[-1] > 0)
+            runs.append(Cell(str(out), Experiment(), out))
+        cells.append((replace(wanted, row=row), runs))
+    return tabulate(cells)
+
+
+def write_run(out: Path, accuracy: list[float], ended: bool) -> None:
+    out.mkdir(parents=True)
+    rows = [{"index": i, "accuracy": a, "seconds": 1.0, "clients": [0]} for i, a in enumerate(accuracy)]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"format": 1, "rounds": len(rows)} | ({"finished": "now"} if ended else {})
+    (out / "run.json").write_text(json.dumps(settings))
+    if ended:
+        (out / "model.safetensors").touch()
+
+
+def test_runs_under_way_do_not_count(tmp_path):
+    (result,) = planned(tmp_path, {"a": [[0.5, 0.6], [0.9, 0.0]]}, cell("final"))
+    assert (result["ours"], result["seeds"], result["ours_note"]) == (pytest.approx(60), 1, "at round 2")
+
+
+def test_a_deviation_is_over_what_the_papers_is_over(tmp_path):
+    runs = {"a": [[0.5, 0.7], [0.6, 0.8]]}
+    (seeds,) = planned(tmp_path / "seeds", runs, cell("mean", last=2))
+    (rounds,) = planned(tmp_path / "rounds", runs, cell("mean", last=2, deviation="rounds"))
+    assert (seeds["ours_std"], seeds["ours_std_over"]) == (pytest.approx(10 / 2**0.5), "seeds")
+    assert (rounds["ours_std"], rounds["ours_std_over"]) == (pytest.approx(20 / 2**0.5), "rounds")
+
+
+def test_seeds_that_miss_a_target_are_told(tmp_path):
+    (result,) = planned(tmp_path, {"a": [[0.5, 0.7], [0.5, 0.6]]}, cell("rounds-to", target=0.7))
+    assert (result["ours"], result["ours_note"]) == (2, ">2, 1 of 2 seeds")
+
+
+def test_numbers_relative_to_another_row(tmp_path):
+    runs = {"base": [[0.5, 0.7]], "other": [[0.8, 0.6]]}
+    gain = planned(tmp_path / "gain", runs, cell("max", gain_over="base"))
+    assert gain[1]["ours"] == pytest.approx(10)
+    ratio = planned(tmp_path / "ratio", runs, cell("rounds-to", target=0.7, relative_to="base"))
+    assert [r["ours"] for r in ratio] == [1, 0.5]
+    (alone,) = planned(tmp_path / "alone", {"other": [[0.8]]}, cell("max", gain_over="base"))
+    assert (alone["ours"], alone["ours_note"]) == (None, "needs base")
+
+
+def test_the_best_of_some_rows_is_a_row(tmp_path):
+    preset = find_preset("fedwmsam/table1")
+    cells = choose(preset.cells(), ["fashion-mnist/dirichlet-0.1"], ["FedLESAM", "FedLESAM-S", "FedLESAM-D"])
+    plans = plan_runs(cells, tmp_path, "full", [0], {})
+    for (_, (run,)), accuracy in zip(plans, (0.7, 0.9, 0.8), strict=True):
+        write_run(run.out, [accuracy], ended=True)
+    *_, best = tabulate(plans, preset)
+    assert (best["row"], best["ours"], best["paper"]) == ("FedLESAM best of 3", 0.9, 0.8375)
+    assert best["ours_note"] == "FedLESAM-S"
+    *_, best = tabulate(plans[:1], preset)
+    assert best["ours_note"] == "2 of 3 not there yet"
 
 
 def test_wrong_names_are_told_apart():
@@ -121,3 +223,31 @@ def test_reproduce_runs_cells_and_goes_on(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == times
+
+
+@pytest.mark.parametrize(
+    ("preset", "shown"), [("fedgf/table3", "models sent"), ("fedgmt/figure2", "Draw it")]
+)
+def test_counts_and_measures_stand_beside_the_papers(preset, shown, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "nothing"))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["fedflat", "reproduce", preset, "--scale", "small", "--out", "here"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--rows", "FedAvg,FedSAM"])
+    with pytest.raises(SystemExit):
+        main()
+    assert shown in capsys.readouterr().out
+    results = json.loads((tmp_path / "here" / "comparison.json").read_text())
+    assert all(result["ours"] is not None for result in results)
+    if preset == "fedgf/table3":
+        assert all(result["ours"] == result["paper"] for result in results)
+
+
+def test_every_published_number_can_have_one_of_ours():
+    """But the accuracies of single domains of Office-Home, which a run does not record."""
+    without = {
+        preset.key
+        for preset in presets()
+        for cell in preset.cells()
+        if cell.statistic["kind"] == "other" and (cell.published is not None or cell.note)
+    }
+    assert without == {"fedwmsam/table2"}

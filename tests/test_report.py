@@ -23,9 +23,10 @@ import fedflat as ff
 from fedflat.cli import main
 from fedflat.errors import MissingExtra
 from fedflat.experiments.compare import compare, find_runs
-from fedflat.experiments.presets import find_preset, small
+from fedflat.experiments.presets import find_preset
 from fedflat.experiments.reading import make_experiment
 from fedflat.experiments.running import run_experiment
+from fedflat.experiments.scale import small
 from fedflat.report import page as page_module
 from fedflat.report.content import Content
 from fedflat.report.page import SCRIPTS, write_report

@@ -10,13 +10,31 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..errors import FedflatError
+from ..errors import FedflatError, explained
+from ..files import replace_file
 from .app import PAPERS, app, console
 from .options import Set
 from .sweeping import GridProgress, _seeds
 
 if TYPE_CHECKING:
+    from ..experiments.presets import Preset
     from ..experiments.sweep import Cell
+
+FIGURES = {
+    "accuracy-by-round": "fedflat figure curves {runs} -o figure.png",
+    "landscape": "fedflat landscape {runs}; fedflat figure surface {runs} -o figure.png",
+    "embedding": "fedflat figure embedding {runs} -o figure.png",
+    "loss-by-radius": "fedflat flatness {runs} -m radius; fedflat figure radius {runs} -o figure.png",
+    "c": "fedflat figure traces {runs} --name c -o figure.png",
+    "alpha": "fedflat figure traces {runs} --name alpha -o figure.png",
+    "cosine": "fedflat figure traces {runs} --name cosine -o figure.png",
+    "one-minus-cosine": "fedflat figure traces {runs} --name cosine -o figure.png",
+    "communication-and-minutes-to": "fedflat figure target {runs} --target ACCURACY -o figure.png",
+    "sharpness": "fedflat figure sharpness {runs} -o figure.png",
+    "distance": "fedflat figure sharpness {runs} --measure distance --measure sharpness -o figure.png",
+    "discrepancy": "fedflat figure sensitivity {runs} --by partition --measure discrepancy -o figure.png",
+}
+"""How a paper's figure is drawn, by what it shows."""
 
 
 @app.command("papers", rich_help_panel=PAPERS)
@@ -39,7 +57,7 @@ def list_papers(
         table.add_row(preset.key, preset.title, str(published or "–"), str(runs), f"{hours:,.0f}")
     console.print(table)
     console.print(
-        "published: numbers with a run of ours beside them. Core hours: a rough estimate for one core of a usual\n"
+        "published: numbers that the paper prints. Core hours: a rough estimate for one core of a usual\n"
         "machine. `fedflat reproduce fedwmsam/table1 --cells fashion-mnist` runs some cells, `--scale small` tries\n"
         "all of them in minutes.",
         style="dim",
@@ -79,7 +97,8 @@ def reproduce(
     if scale not in ("full", "small"):
         raise FedflatError(f"--scale {scale}: write full or small.")
     found = find_preset(preset)
-    chosen = choose(found.cells(), _words(cells), _words(rows))
+    wanted = [part for row in _words(rows) for part in _parts(found, row)]
+    chosen = choose(found.cells(), _words(cells), wanted)
     chosen += added(chosen, _words(add))
     place = out or Path("runs") / (preset if scale == "full" else f"{preset}-small")
     settings = {key: parse_value(text) for key, text in parse_changes(set_ or []).items()}
@@ -97,19 +116,36 @@ def reproduce(
     ):
         failed = run_cells(list(runs.values()), jobs, progress, stop)
         interrupted = stop()
-    results = tabulate(planned)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "comparison.json").write_text(json.dumps(results, indent=1) + "\n")
+    results = tabulate(planned, found)
+    with explained(f"{place / 'comparison.json'} cannot be written"):
+        place.mkdir(parents=True, exist_ok=True)
+        replace_file(place / "comparison.json", (json.dumps(results, indent=1) + "\n").encode())
     _show(results, scale)
+    if (how := _drawing(found, place)) is not None:
+        console.print(how, highlight=False, soft_wrap=True)
     for note in [*found.notes, *(f"{c.row}, {c.column}: {c.misprint}" for c in chosen if c.misprint)]:
         console.print(f"• {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
     for name, problem in failed.items():
         console.print(f"[red]{name}:[/] {problem}", highlight=False, soft_wrap=True)
     if interrupted:
-        console.print("Interrupted; the same command goes on.")
+        console.print("Interrupted; the same command goes on where it was.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def _parts(preset: Preset, row: str) -> tuple[str, ...]:
+    """The rows that a row is the best of, or itself."""
+    best = {name.lower(): parts for name, parts in preset.best_rows().items()}
+    return best.get(row.lower(), (row,))
+
+
+def _drawing(preset: Preset, runs: Path) -> str | None:
+    """The commands that draw a figure of these runs."""
+    shows = preset.content["statistic"].get("of")
+    if not preset.name.startswith("figure") or shows not in FIGURES:
+        return None
+    return "Draw it: " + FIGURES[shows].format(runs=runs)
 
 
 def _words(text: str | None) -> list[str]:
@@ -132,18 +168,27 @@ def _show(results: list[dict[str, Any]], scale: str) -> None:
         gap = None
         if result["ours"] is not None and result["paper"] is not None:
             gap = result["ours"] - result["paper"]
+        note = result["ours_note"]
         table.add_row(
             result["row"],
             result["column"],
             result["statistic"],
-            ours,
-            result["paper_note"] or theirs,
+            ours if not note else note if result["ours"] is None else f"{ours} ({note})",
+            (result["paper_note"] or theirs) + ("*" if result["misprint"] else ""),
             "–" if gap is None or scale == "small" else f"{gap:+.4g}",
         )
     console.print(table)
+    over = {result["ours_std_over"] for result in results} - {""}
+    for what in sorted(over):
+        reason = "the rounds of a mean, as the paper's" if what == "rounds" else "seeds"
+        console.print(f"± of ours is the deviation over {reason}.", style="dim")
+    if any(result["misprint"] for result in results):
+        console.print("* a misprint, see below", style="dim")
     if scale == "small":
         console.print(
-            "A small scale shows that everything runs; its numbers are not to be compared.", style="dim"
+            "A small scale shows that everything runs; its numbers are not to be compared. What passes over all "
+            "clients' data, such as the flatness discrepancy, is left out.",
+            style="dim",
         )
 
 

@@ -8,47 +8,19 @@ as an accuracy and the rounds to a target, share the run.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from ..errors import FedflatError, nearest
 from .changes import changed
-from .experiment import NATURAL, Experiment
 from .reading import make_experiment
 
 PAPERS = ("fedgmt", "fedwmsam", "fednsam", "fedgf")
-
-STEP_SECONDS = {
-    "mlp": 0.0012,
-    "mlp-200-100": 0.0010,
-    "fasttext": 0.004,
-    "char-lstm": 0.15,
-    "lenet": 0.06,
-    "cnn": 0.08,
-    "vit-small": 0.15,
-    "resnet8": 0.25,
-    "resnet18": 0.14,
-    "resnet18-cifar": 1.2,
-    "resnet18-cifar-nonorm": 1.1,
-    "resnet34": 0.25,
-    "resnet50": 2.0,
-    "vgg11": 0.2,
-    "vit-b16": 12.0,
-    "swin-s": 8.0,
-    "swin-b": 14.0,
-}
-"""One forward and backward pass over a batch of 50 on one core of a usual machine: for estimates of cost."""
-
-SMALL_BUDGET = 90.0
-"""Seconds of one core that all cells of a small reproduction may take together."""
-SMALL_SUBSTITUTES = {"vit-b16": "resnet8", "swin-s": "resnet8", "swin-b": "resnet8", "resnet50": "resnet8"}
-"""Models that are too large to try, and need weights from elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +114,15 @@ class Preset:
             self.content.get("misprints", {}).get(f"{row}/{column}"),
         )
 
+    def best_rows(self) -> dict[str, tuple[str, ...]]:
+        """Rows that have the best of some others in every column, where the paper prints no more than that."""
+        rows = self.content["rows"].items()
+        return {row: tuple(about["best_of"]) for row, about in rows if "best_of" in about}
+
     def cost(self) -> tuple[int, float]:
         """How many runs it takes, and about how many hours of one core."""
+        from .scale import core_seconds
+
         runs = {cell.run: cell for cell in self.cells()}
         return len(runs), sum(core_seconds(cell.content) for cell in runs.values()) / 3600
 
@@ -193,124 +172,38 @@ def choose(cells: Sequence[PaperCell], columns: Sequence[str], rows: Sequence[st
     ]
 
 
-# -- cost and scale --------------------------------------------------------------------------------
-
-_TRAINING_SAMPLES = {"fashion-mnist": 60_000, "cinic10": 90_000, "tiny-imagenet": 100_000, "ag-news": 120_000}
-
-
-def core_seconds(content: Mapping[str, Any], batch: int = 50) -> float:
-    """About how long a run takes on one core, evaluation aside."""
-    experiment = Experiment.model_validate(dict(content)).filled()
-    per_round = _active(experiment)
-    local = experiment.local
-    size = local.batch_size if isinstance(local.batch_size, int) else 500
-    samples = _TRAINING_SAMPLES.get(experiment.dataset, 50_000) / (experiment.clients or 100)
-    steps = local.steps or (local.epochs or 1) * math.ceil(samples / size)
-    model = (experiment.model or "mlp").partition(":")[0]
-    step = STEP_SECONDS.get(model, 0.1) * size / batch
-    return (experiment.rounds or 1) * per_round * steps * step * _passes(experiment.method)
-
-
-def _active(experiment: Experiment) -> float:
-    given, clients = experiment.participation, experiment.clients or 100
-    if isinstance(given, int):
-        return given
-    if isinstance(given, str) and given.startswith("bernoulli:"):
-        return float(given.partition(":")[2]) * clients
-    return clients
-
-
-def _passes(method: Any) -> float:
-    """Relative to FedAvg, which makes one forward and one backward pass: a forward pass is a third."""
-    from ..composition import as_method
-
-    cost = as_method(method).cost
-    return (cost.forward + 2 * cost.backward) / 3
-
-
-def small(cells: Sequence[PaperCell]) -> list[dict[str, Any]]:
-    """The cells' experiments, scaled down together so that all finish in minutes.
-
-    20 clients, few of them a round, few steps on small batches, as many rounds as fit, few test samples. What it
-    shows is then that everything runs, not the numbers.
-    """
-    for level in LEVELS:
-        shrunk = {cell.run: _shrunk(cell.content, level) for cell in cells}
-        one_round = sum(core_seconds({**content, "rounds": 1}) for content in shrunk.values())
-        rounds = min(40, int(SMALL_BUDGET / max(one_round, 1e-9)))
-        if rounds >= 3:
-            break
-    rounds = max(rounds, 2)
-    for content in shrunk.values():
-        content |= {"rounds": rounds, "eval_every": max(1, rounds // level.tests)}
-    return [shrunk[cell.run] for cell in cells]
-
-
-class _Level(NamedTuple):
-    active: int
-    steps: int
-    batch: int
-    test_samples: int
-    tests: int
-
-
-LEVELS = (_Level(4, 5, 20, 500, 10), _Level(2, 2, 10, 100, 2), _Level(2, 1, 10, 50, 1))
-"""From what is wanted to what is bearable."""
-
-
-def _shrunk(content: Mapping[str, Any], level: _Level) -> dict[str, Any]:
-    result = dict(content)
-    local = {key: value for key, value in result.get("local", {}).items() if key not in ("epochs", "steps")}
-    size = local.get("batch_size", level.batch)
-    local |= {
-        "steps": level.steps,
-        "batch_size": min(size, level.batch) if isinstance(size, int) else level.batch,
-    }
-    natural = str(result.get("partition", "")).split("/")[-1] in NATURAL
-    model = str(result.get("model", "mlp")).partition(":")[0]
-    result |= {
-        "local": local,
-        "clients": None if natural else 20,
-        "participation": level.active,
-        "model": SMALL_SUBSTITUTES.get(model, model),
-        "test_samples": level.test_samples,
-        "stand_in": True,
-    }
-    return {key: value for key, value in result.items() if value is not None}
-
-
-# -- statistics ------------------------------------------------------------------------------------
-
-
-def measured(cell: PaperCell, rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, str]:
-    """The cell's statistic of a run's rows in the cell's unit, and its name; None where the run has none of it."""
-    accuracies = [(row["index"], row["accuracy"]) for row in rows if row.get("accuracy") is not None]
-    kind, last = cell.statistic["kind"], cell.statistic.get("last")
-    if kind == "other" or not accuracies:
-        return None, str(cell.statistic.get("of", "accuracy"))
-    scale = 100.0 if cell.unit == "percent" else 1.0
-    if kind == "rounds-to":
-        reached = [index for index, accuracy in accuracies if cell.target and accuracy >= cell.target]
-        return (float(reached[0] + 1) if reached else None), f"rounds to {cell.target}"
-    values = [accuracy for _, accuracy in accuracies]
-    if last is not None:
-        values = values[-last:]
-    if (
-        kind == "max" or kind == "accuracy"
-    ):  # where a paper does not say what it reports, codes print the best
-        return scale * max(values), "maximum" if last is None else f"maximum of the last {last}"
-    if kind == "final":
-        return scale * values[-1], "final"
-    return scale * sum(values) / len(values), f"mean of the last {len(values)}"
+# -- checking --------------------------------------------------------------------------------------
 
 
 def check_all() -> list[str]:
-    """Every cell as an experiment; sentences about those that are none."""
+    """Every cell as an experiment with a statistic; sentences about those that are none."""
     problems = []
     for preset in presets():
+        columns = set(preset.content["columns"])
+        for row, about in preset.content["rows"].items():
+            known = {*about.get("published", {}), *about.get("columns", {})}
+            problems += [f"{preset.key}, {row}: there is no column '{c}'." for c in sorted(known - columns)]
         for cell in preset.cells():
+            place = f"{preset.key}, {cell.row}, {cell.column}"
             try:
-                make_experiment(cell.content, f"{preset.key}, {cell.row}, {cell.column}")
+                make_experiment(cell.content, place)
             except FedflatError as problem:
                 problems.append(str(problem))
+            problems += [f"{place}: {wrong}" for wrong in _wrong_statistic(preset, cell)]
     return problems
+
+
+def _wrong_statistic(preset: Preset, cell: PaperCell) -> Iterator[str]:
+    from .statistics import KINDS
+
+    kind = cell.statistic["kind"]
+    if kind not in KINDS:
+        yield f"there is no statistic '{kind}'."
+    if kind.endswith("-to") and not 0 < (cell.target or 0) < 1:
+        yield f"{kind} needs a target between 0 and 1."
+    taken = [m if isinstance(m, str) else next(iter(m)) for m in cell.content.get("measure", ())]
+    if kind == "recorded" and cell.statistic["of"] not in taken:
+        yield f"{cell.statistic['of']} is not among what the experiment measures."
+    for other in (cell.statistic.get(key) for key in ("relative_to", "gain_over")):
+        if other is not None and other not in preset.content["rows"]:
+            yield f"there is no row '{other}'."

@@ -11,12 +11,17 @@ from typing import Any
 from ..composition import as_method
 from ..rundirectory import read_metrics
 from .changes import changed
-from .presets import PaperCell, measured, small
+from .presets import PaperCell, Preset
 from .reading import make_experiment
+from .running import is_done
+from .scale import small
+from .statistics import Number, statistic
 from .sweep import Cell, slug
 
 Planned = tuple[PaperCell, list[Cell]]
 """A cell of a table and its runs, one per seed."""
+Result = dict[str, Any]
+"""A cell with the numbers that are there for it."""
 
 
 def added(cells: Sequence[PaperCell], methods: Sequence[str]) -> list[PaperCell]:
@@ -59,33 +64,93 @@ def plan_runs(
     return planned
 
 
-def tabulate(planned: Sequence[Planned]) -> list[dict[str, Any]]:
-    """One entry per cell: the statistic over the seeds that have run, and what is published."""
-    results = []
-    for cell, runs in planned:
-        values, name = [], ""
-        last: list[float] = []
-        for run in runs:
-            if not (run.out / "metrics.jsonl").exists():
+def tabulate(planned: Sequence[Planned], best: Preset | None = None) -> list[Result]:
+    """One entry per cell: the statistic over the runs that have ended, and what is published.
+
+    With `best` also the rows of that preset that have the best of others.
+    """
+    results = [_result(cell, runs) for cell, runs in planned]
+    by_place = {(result["row"], result["column"]): result["ours"] for result in results}
+    for (cell, _), result in zip(planned, results, strict=True):
+        _set_against(cell, result, by_place)
+    return results + (_best_rows(best, results) if best is not None else [])
+
+
+def _result(cell: PaperCell, runs: Sequence[Cell]) -> Result:
+    numbers, last, notes = [], [], []
+    for run in runs:
+        if not (run.out / "metrics.jsonl").exists():
+            continue
+        rows = read_metrics(run.out)
+        if not is_done(run.out):
+            notes.append(f"at round {len(rows)}")
+            continue
+        numbers.append(statistic(cell, rows))
+        last += [row["accuracy"] for row in rows if row.get("accuracy") is not None][-1:]
+    values = [number.value for number in numbers if number.value is not None]
+    deviation, over = _deviation(cell, numbers, values)
+    notes += [number.note for number in numbers if number.note]
+    if values and len(values) < len(numbers):
+        notes.append(f"{len(values)} of {len(numbers)} seeds")
+    return {
+        "row": cell.row,
+        "column": cell.column,
+        "statistic": numbers[0].name if numbers else _planned_statistic(cell),
+        "unit": cell.unit,
+        "ours": statistics.fmean(values) if values else None,
+        "ours_std": deviation,
+        "ours_std_over": over,
+        "ours_note": ", ".join(dict.fromkeys(notes)),
+        "seeds": len(values),
+        "final_accuracy": statistics.fmean(last) if last else None,
+        "paper": cell.published,
+        "paper_std": cell.deviation,
+        "paper_note": cell.note,
+        "misprint": cell.misprint is not None,
+    }
+
+
+def _deviation(
+    cell: PaperCell, numbers: Sequence[Number], values: Sequence[float]
+) -> tuple[float | None, str]:
+    """Of the rounds that a mean is over, where the paper's is that, else of the seeds; and what it is over."""
+    within = [number.deviation for number in numbers if number.deviation is not None]
+    if cell.statistic.get("deviation") == "rounds" and within:
+        return statistics.fmean(within), "rounds"
+    return (statistics.stdev(values), "seeds") if len(values) > 1 else (None, "")
+
+
+def _planned_statistic(cell: PaperCell) -> str:
+    return statistic(cell, []).name if cell.statistic["kind"] != "mean" else "mean"
+
+
+def _set_against(cell: PaperCell, result: Result, by_place: Mapping[tuple[str, str], float | None]) -> None:
+    """A number relative to another row's, where the paper prints that."""
+    for key, name in (("relative_to", "over"), ("gain_over", "gain over")):
+        if (other := cell.statistic.get(key)) is None:
+            continue
+        ours, base = result["ours"], by_place.get((other, cell.column))
+        result["statistic"] = f"{result['statistic']}, {name} {other}"
+        result["ours_std"], result["ours_std_over"] = None, ""
+        if ours is None or base is None or (key == "relative_to" and not base):
+            result["ours"] = None
+            result["ours_note"] = result["ours_note"] or (f"needs {other}" if base is None else "")
+        else:
+            result["ours"] = ours / base if key == "relative_to" else ours - base
+
+
+def _best_rows(preset: Preset, results: Sequence[Result]) -> list[Result]:
+    """Where the paper prints the best of several rows: that of ours, in the same column."""
+    found = []
+    for row, others in preset.best_rows().items():
+        published = preset.content["rows"][row]["published"]
+        for column in dict.fromkeys(result["column"] for result in results):
+            rivals = [r for r in results if r["row"] in others and r["column"] == column]
+            ours = [r for r in rivals if r["ours"] is not None]
+            if not rivals or column not in published:
                 continue
-            rows = read_metrics(run.out)
-            value, name = measured(cell, rows)
-            if value is not None:
-                values.append(value)
-            last += [row["accuracy"] for row in rows if row.get("accuracy") is not None][-1:]
-        results.append(
-            {
-                "row": cell.row,
-                "column": cell.column,
-                "statistic": name or str(cell.statistic.get("of", cell.statistic["kind"])),
-                "unit": cell.unit,
-                "ours": statistics.fmean(values) if values else None,
-                "ours_std": statistics.stdev(values) if len(values) > 1 else None,
-                "seeds": len(values),
-                "final_accuracy": statistics.fmean(last) if last else None,
-                "paper": cell.published,
-                "paper_std": cell.deviation,
-                "paper_note": cell.note,
-            }
-        )
-    return results
+            best = max(ours, key=lambda r: r["ours"]) if ours else rivals[0]
+            missing = len(others) - len(ours)
+            note = f"{missing} of {len(others)} not there yet" if missing else str(best["row"])
+            found.append({**best, "row": row, "paper": published[column], "ours_note": note})
+    return found
