@@ -65,7 +65,9 @@ def page(found: dict[str, Any]) -> str:
             continue
         lines += [f"\n## {column}\n"]
         lines += ["| " + " | ".join(HEAD) + " |", "| --- |" + " ---: |" * (len(HEAD) - 1)]
-        lines += [line(cell.row, runs_of(found, cell), cell.published) for cell in shown]
+        lines += [
+            line(cell.row + " †" * cell.code_deviates, runs_of(found, cell), cell.published) for cell in shown
+        ]
         lines += best_lines(found, column)
     return "\n".join(lines) + "\n"
 

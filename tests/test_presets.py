@@ -11,7 +11,7 @@ import pytest
 from fedflat.cli import main
 from fedflat.errors import FedflatError
 from fedflat.experiments.experiment import Experiment
-from fedflat.experiments.presets import PaperCell, check_all, choose, find_preset, presets
+from fedflat.experiments.presets import PAPERS, PaperCell, check_all, choose, find_preset, load_paper, presets
 from fedflat.experiments.reading import make_experiment
 from fedflat.experiments.reproducing import plan_runs, tabulate
 from fedflat.experiments.scale import SMALL_BUDGET, core_seconds, small
@@ -240,6 +240,18 @@ def test_counts_and_measures_stand_beside_the_papers(preset, shown, tmp_path, mo
     assert all(result["ours"] is not None for result in results)
     if preset == "fedgf/table3":
         assert all(result["ours"] == result["paper"] for result in results)
+
+
+def test_methods_whose_released_code_deviates_are_marked():
+    marked = {c.row for c in find_preset("fedwmsam/table1").cells() if c.code_deviates}
+    assert marked == {"FedWMSAM", "FedLESAM", "FedLESAM-S", "FedLESAM-D"}
+    for paper in PAPERS:
+        used = {
+            str(cell.content["method"]).partition("(")[0]
+            for preset in presets(paper)
+            for cell in preset.cells()
+        }
+        assert set(load_paper(paper)["code_deviates"]) <= used
 
 
 def test_every_published_number_can_have_one_of_ours():

@@ -170,7 +170,7 @@ def _show(results: list[dict[str, Any]], scale: str) -> None:
             gap = result["ours"] - result["paper"]
         note = result["ours_note"]
         table.add_row(
-            result["row"],
+            result["row"] + (" †" if result["code_deviates"] else ""),
             result["column"],
             result["statistic"],
             ours if not note else note if result["ours"] is None else f"{ours} ({note})",
@@ -182,6 +182,10 @@ def _show(results: list[dict[str, Any]], scale: str) -> None:
     for what in sorted(over):
         reason = "the rounds of a mean, as the paper's" if what == "rounds" else "seeds"
         console.print(f"± of ours is the deviation over {reason}.", style="dim")
+    if any(result["code_deviates"] for result in results):
+        console.print(
+            "† the paper's released code does something else here than its text: see below", style="dim"
+        )
     if any(result["misprint"] for result in results):
         console.print("* a misprint, see below", style="dim")
     if scale == "small":

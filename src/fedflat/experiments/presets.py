@@ -40,6 +40,8 @@ class PaperCell:
     note: str
     """what is published where it is no number, such as >800"""
     misprint: str | None
+    code_deviates: bool = False
+    """whether the paper's released code does something else here than the text says"""
 
     @property
     def run(self) -> str:
@@ -112,6 +114,7 @@ class Preset:
             deviation,
             note,
             self.content.get("misprints", {}).get(f"{row}/{column}"),
+            str(method).partition("(")[0] in load_paper(self.paper)["code_deviates"],
         )
 
     def best_rows(self) -> dict[str, tuple[str, ...]]:

@@ -36,6 +36,7 @@ def added(cells: Sequence[PaperCell], methods: Sequence[str]) -> list[PaperCell]
             deviation=None,
             note="",
             misprint=None,
+            code_deviates=False,
         )
         for method in methods
         for cell in columns.values()
@@ -107,6 +108,7 @@ def _result(cell: PaperCell, runs: Sequence[Cell]) -> Result:
         "paper_std": cell.deviation,
         "paper_note": cell.note,
         "misprint": cell.misprint is not None,
+        "code_deviates": cell.code_deviates,
     }
 
 
