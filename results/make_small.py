@@ -1,4 +1,4 @@
-"""Time every preset at small scale: `python results/make_small.py`, about an hour; it goes on where it was stopped.
+"""Time every preset at small scale: `python results/make_small.py`, half an hour; it goes on where it was stopped.
 
 Writes small-scale.json after every preset, and small-scale.md from it.
 """
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 MEASURED, PAGE = HERE / "small-scale.json", HERE / "small-scale.md"
 HEAD = """# Every preset at small scale
 
-`fedflat reproduce PRESET --scale small`, one after the other, one run at a time on one core of a machine with two:
+`fedflat reproduce PRESET --scale small --jobs 2`, one after the other on a machine with two cores:
 seconds from the command to the table, and how it ended. It shows that everything runs, not the papers' numbers.
 
 | preset | runs | seconds | exit code |
@@ -38,7 +38,8 @@ def main() -> None:
 
 def measure(key: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, "-m", "fedflat", "reproduce", key, "--scale", "small", "--out", place]
+        command = [sys.executable, "-m", "fedflat", "reproduce", key, "--scale", "small", "--jobs", "2"]
+        command += ["--out", place]
         began = time.perf_counter()
         ended = subprocess.run(command, stdout=subprocess.DEVNULL)
         return {"seconds": round(time.perf_counter() - began, 1), "code": ended.returncode}

@@ -141,8 +141,6 @@ def write_run(out: Path, accuracy: list[float], ended: bool) -> None:
     (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"format": 1, "rounds": len(rows)} | ({"finished": "now"} if ended else {})
     (out / "run.json").write_text(json.dumps(settings))
-    if ended:
-        (out / "model.safetensors").touch()
 
 
 def test_runs_under_way_do_not_count(tmp_path):

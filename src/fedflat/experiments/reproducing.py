@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..composition import as_method
-from ..rundirectory import read_metrics
+from ..rundirectory import read_metrics, read_settings
 from .changes import changed
 from .presets import PaperCell, Preset
 from .reading import make_experiment
-from .running import is_done
 from .scale import small
 from .statistics import Number, statistic
 from .sweep import Cell, slug
@@ -83,7 +82,7 @@ def _result(cell: PaperCell, runs: Sequence[Cell]) -> Result:
         if not (run.out / "metrics.jsonl").exists():
             continue
         rows = read_metrics(run.out)
-        if not is_done(run.out):
+        if "finished" not in read_settings(run.out):
             notes.append(f"at round {len(rows)}")
             continue
         numbers.append(statistic(cell, rows))

@@ -1,4 +1,4 @@
-"""What a paper's experiments cost, and how to try them in minutes."""
+"""From a paper's experiments to ones that take minutes, by an estimate of what they cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEP_SECONDS = {
 }
 """One forward and backward pass over a batch of 50 on one core of a usual machine: for estimates of cost."""
 
-SMALL_BUDGET = 90.0
+SMALL_BUDGET = 60.0
 """Seconds of one core that all cells of a small reproduction may take together."""
 SMALL_SUBSTITUTES = {"vit-b16": "resnet8", "swin-s": "resnet8", "swin-b": "resnet8", "resnet50": "resnet8"}
 """Models that are too large to try, and need weights from elsewhere."""
