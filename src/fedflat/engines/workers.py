@@ -164,10 +164,8 @@ class Workers:
         """Longest first, folded in the order of `clients`."""
         turns = Turns([self._job.sgd.steps_for(self._job.federation.size(client)) for client in clients])
         finished: dict[int, Upload] = {}
-        slots, used = (
-            list(range(self._slots)),
-            {},
-        )  # the slot that was freed last is used first: few are touched
+        slots = list(range(self._slots))  # what was freed last is used first: little memory is touched
+        used: dict[int, int] = {}
         written = False
         while turns.turn < len(clients):
             for worker in self._workers:
