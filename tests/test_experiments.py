@@ -411,6 +411,8 @@ def test_changes():
     assert content["local"] == {"lr": 0.1}  # the original stays
     again = changed(result, {"method.rho": 0.3, "partition.form": "refill"})
     assert again["method"] == {"fedsam": {"rho": 0.3}}
+    written = changed({"method": "fedgmt(alpha=0.95, beta=None)"}, {"method.alpha": 0.5})
+    assert written["method"] == {"fedgmt": {"alpha": 0.5, "beta": None}}
     assert again["partition"] == {"name": "dirichlet", "alpha": 1, "form": "refill"}
     assert changed({}, {"method.tau": 5, "partition.alpha": 2}) == {
         "method": {"fedgmt": {"tau": 5}},

@@ -38,7 +38,7 @@ def as_method(given: MethodLike) -> Method:
         parts_given = [as_method(part) for part in given]
         listed = [mechanism for part in parts_given for mechanism in part.mechanisms]
         return Method(" + ".join(part.name for part in parts_given), listed)
-    terms = _terms(given)
+    terms = method_terms(given)
     if not terms:
         raise FedflatError("The method is empty; name one, such as fedavg.")
     parts = [_build(name, arguments) for name, arguments in terms]
@@ -51,7 +51,7 @@ def as_method(given: MethodLike) -> Method:
     return Method(title, mechanisms)
 
 
-def _terms(given: Any) -> list[tuple[str, dict[str, Any]]]:
+def method_terms(given: Any) -> list[tuple[str, dict[str, Any]]]:
     """Names with their arguments, from a text or from the lists and mappings of a file."""
     if isinstance(given, str):
         return [_parse(text) for text in _split(given)]
@@ -64,7 +64,7 @@ def _terms(given: Any) -> list[tuple[str, dict[str, Any]]]:
                 )
         return [(str(name), dict(arguments or {})) for name, arguments in given.items()]
     if isinstance(given, Sequence):
-        return [term for item in given for term in _terms(item)]
+        return [term for item in given for term in method_terms(item)]
     if callable(given) and hasattr(given, "__name__"):  # a class, or a function that makes a method
         raise FedflatError(f"{given.__name__} is not a method yet; call it: {given.__name__}(...).")
     raise FedflatError(f"A method is a name, a composition or a list of mechanisms, not {given!r}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -43,11 +42,12 @@ def _partition_parts(given: Any) -> dict[str, Any]:
 
 def _with_parameter(method: Any, name: str, value: Any) -> Any:
     """A method of one name with another parameter."""
-    if isinstance(method, str) and re.fullmatch(r"[\w-]+", method):
-        return {method: {name: value}}
-    if isinstance(method, dict) and len(method) == 1:
-        ((only, parameters),) = method.items()
-        return {only: {**(parameters or {}), name: value}}
+    from ..composition import method_terms
+
+    terms = method_terms(method)
+    if len(terms) == 1:
+        ((only, parameters),) = terms
+        return {only: {**parameters, name: value}}
     raise FedflatError(
         f"method.{name}: the method is a composition; write the parameter there, such as "
         f"local-ascent({name}={value})."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..composition import _terms, as_method
+from ..composition import method_terms, as_method
 from ..data.partitions.text import partition_parts
 from ..errors import FedflatError, nearest
 from ..experiments.compare import Group, Mean, _mean, _names, compare, describe, find_runs
@@ -95,7 +95,7 @@ def _without(about: Mapping[str, Any], key: str) -> dict[str, Any]:
     section, _, name = key.partition(".")
     rest = {k: v for k, v in about.items() if k not in ("seed", key)}
     if section == "method" and name:
-        terms = _terms(about["method"])
+        terms = method_terms(about["method"])
         rest["method"] = [{term: {k: v for k, v in given.items() if k != name}} for term, given in terms]
     return rest
 
