@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..composition import method_terms, as_method
+from ..composition import as_method, method_terms
 from ..data.partitions.text import partition_parts
 from ..errors import FedflatError, nearest
 from ..experiments.compare import Group, Mean, _mean, _names, compare, describe, find_runs
