@@ -46,7 +46,7 @@ def scenarios(quick: bool) -> list[dict[str, Any]]:
         *(
             {**many, "clients": clients, "engine": engine}
             for clients in ((100, 10**5) if quick else (100, 10**4, 10**6))
-            for engine in ENGINES
+            for engine in (["workers"] if quick else ENGINES)
         ),
         {**dyn, "clients": kept, "per_round": 1000 // scale, "budget": 512 * MIB // scale},
         *(
