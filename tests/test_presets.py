@@ -250,6 +250,9 @@ def test_methods_whose_released_code_deviates_are_marked():
             for cell in preset.cells()
         }
         assert set(load_paper(paper)["code_deviates"]) <= used
+    for preset in presets():
+        if any(cell.code_deviates for cell in preset.cells()):
+            assert any("released code" in note or "main file" in note for note in preset.notes), preset.key
 
 
 def test_every_published_number_can_have_one_of_ours():
