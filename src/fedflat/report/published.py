@@ -38,8 +38,8 @@ def beside_published(members: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[
         {
             "preset": preset.key,
             "where": f"{preset.where}, {preset.paper}",
-            "misprint": cell.misprint,
             **result,
+            "misprint": cell.misprint,
         }
         for (preset, cell), result in zip(places, results, strict=True)
     ]
