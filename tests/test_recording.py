@@ -17,7 +17,6 @@ from fedflat.experiments.reading import make_experiment
 from fedflat.experiments.running import run_experiment
 from fedflat.flatness.recording import wanted
 from fedflat.models import build_model
-from fedflat.rundirectory import read_metrics
 
 SGD = ff.LocalSGD(lr=0.1, epochs=1, batch_size=20)
 
@@ -163,11 +162,11 @@ def run(tmp_path_factory):
 
 
 def test_the_model_of_a_run(run):
-    trained = model_of(run)
+    trained = ff.model_of(run)
     vectors, _ = read_checkpoint(max((run / "checkpoints").glob("*.safetensors")))
     assert torch.equal(trained.model.vector, vectors["w"])
     assert trained.round == 2
-    assert all(row["measures"]["drift"] > 0 for row in read_metrics(run))
+    assert all(row["measures"]["drift"] > 0 for row in ff.read_metrics(run))
 
 
 def test_the_model_of_an_unfinished_run(run, tmp_path):

@@ -20,6 +20,7 @@ from .engines.inprocess import InProcess as InProcess
 from .engines.ray import Ray as Ray
 from .engines.workers import Workers as Workers
 from .errors import FedflatError as FedflatError
+from .experiments.model_of import TrainedModel as TrainedModel, model_of as model_of
 from .flat import FlatModel as FlatModel
 from .flatness import MEASURES as MEASURES
 from .flatness.client_sharpness import (
@@ -126,6 +127,7 @@ from .participation import (
     Uniform as Uniform,
 )
 from .round import Round as Round
+from .rundirectory import read_metrics as read_metrics
 from .server import Server as Server
 from .training import Run as Run, train as train
 

@@ -99,7 +99,8 @@ def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
     if not path.exists():
         raise FedflatError(
             f"{run} was not started from the command line or an experiment: go on with it in Python, with the same "
-            f"arguments and train(..., out='{run}', resume=True)."
+            f"arguments and train(..., out='{run}', resume=True); the weights of a finished one are in its "
+            "model.safetensors."
         )
     return load_experiment(path, to_run=to_run)
 
