@@ -345,6 +345,26 @@ def test_clipping_before_and_after_corrections(stage):
     assert_same(run.server.w, x)
 
 
+def test_clipping_what_a_momentum_is_blended_into():
+    """FedCM on one client, with FedProx's pull: `d = α g + (1 − α) G + μ (x − start)` is clipped, decay is not."""
+    alpha, mu, lr, bound, decay = 0.4, 0.5, 0.4, 0.3, 0.1
+    local = ff.LocalSGD(lr=lr, steps=4, batch_size=None, clip_norm=bound, weight_decay=decay)
+    run = train_small(ff.as_method(f"fedcm(alpha={alpha}) + proximal(mu={mu})"), [[0], [0], [0]], local=local)
+
+    clipped: list[bool] = []
+    x = torch.from_numpy(problem()[1])
+    momentum = torch.zeros_like(x)
+    for _ in range(3):
+        start = x
+        for _ in range(4):
+            d = alpha * client_gradient(0, x) + (1 - alpha) * momentum + mu * (x - start)
+            clipped.append(bool(d.norm() > bound))
+            x = x - lr * (d * min(1.0, bound / float(d.norm())) + decay * x)
+        momentum = (start - x) / (4 * lr)
+    assert any(clipped) and not all(clipped)
+    assert_same(run.server.w, x)
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
