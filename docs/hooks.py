@@ -101,7 +101,8 @@ def _files_page() -> str:
 
 
 def _results() -> list[Path]:
-    return [page for page in sorted((ROOT / "results").glob("*.md")) if not page.stem.endswith("-head")]
+    """A page that is made has its numbers beside it; the others are parts of such pages."""
+    return [page for page in sorted((ROOT / "results").glob("*.md")) if page.with_suffix(".json").exists()]
 
 
 def _reference() -> dict[str, list[str]]:
