@@ -196,9 +196,9 @@ def test_nothing_is_loaded_from_elsewhere(site, pages):
 def test_the_site_has_all_pages(site):
     for page in DOCS.rglob("*.md"):
         assert (site / page.relative_to(DOCS)).with_suffix(".html").exists(), page
-    for results in (ROOT / "results").glob("*.md"):
-        if not results.stem.endswith("-head"):
-            assert (site / "results" / f"{results.stem}.html").exists()
+    for numbers in (ROOT / "results").glob("*.json"):
+        page = numbers.with_suffix(".md")
+        assert (site / "results" / f"{page.stem}.html").exists() == page.exists(), page
     assert (site / "benchmarks.html").exists()
 
 
