@@ -7,6 +7,7 @@ papers' tables show, ours beside theirs. Without RUNS only the page is written a
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -96,7 +97,7 @@ def page(found: dict[str, Any]) -> str:
         ]
         for row in rows:
             entries = [
-                f"{mean(known[row, column]):.2f} ({theirs[row, column]:.2f})"
+                f"{mean(known[row, column]):.2f} ± {deviation(known[row, column]):.2f} ({theirs[row, column]:.2f})"
                 if (row, column) in known
                 else "–"
                 for column in columns
@@ -122,11 +123,17 @@ def mean(values: list[float]) -> float:
     return 100 * statistics.fmean(values)
 
 
+def deviation(values: list[float]) -> float:
+    return 100 * statistics.stdev(values)
+
+
 def effect(known: Any, theirs: Any, better: str, worse: str, column: str) -> str:
-    """Ours and the paper's; bold where they point in different directions."""
-    ours = mean(known[better, column]) - mean(known[worse, column])
-    paper = theirs[better, column] - theirs[worse, column]
+    """Ours and the paper's; bold where they point in different directions, ≈ where ours could be either."""
+    first, second = known[better, column], known[worse, column]
+    ours, paper = mean(first) - mean(second), theirs[better, column] - theirs[worse, column]
     text = f"{ours:+.2f} ({paper:+.2f})"
+    if abs(ours) < math.hypot(deviation(first), deviation(second)):
+        return f"≈ {text}"
     return text if ours * paper > 0 else f"**{text}**"
 
 
