@@ -106,6 +106,7 @@ def train(
         engine: where clients run: `"inprocess"`, `"workers"`, or for example `Workers(4)`.
         buffers: of the model (BatchNorm statistics): `"average"` them at the server, keep them `"local"` at
             each client, leave the `"server"`'s unchanged, or `"reset"` them before a local round and average.
+            With `"local"` and `"server"` the global model is evaluated with the statistics it began with.
         on_bad_upload: `"skip"` an upload with NaN, a wrong shape or a missing vector, or `"stop"`.
         norm_bound: how long an uploaded vector may be: a number for all, or one by name, such as `{"update": 5}`.
         over_bound: `"skip"` an upload with a longer one, as a bad one, or `"clip"` the vector.
