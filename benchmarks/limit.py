@@ -4,10 +4,13 @@ The bare loop has the product's modules in the layout that its flat model choose
 fedflat sees (made beforehand, channels last), memory that is kept, `autograd.grad` and one in-place update per step.
 It lacks what fedflat adds: shuffling, gathering and augmentation, sending, states, validation and aggregation. The
 plain loop is what a PyTorch user writes: default layout, ReLU before max-pool, `torch.optim.SGD`, batches by index.
+For FedSAM the bare loop takes two gradients a step, a norm between them and a move to the second point; how often it
+takes as long as the bare loop of FedAvg, in turn with it, is what a FedSAM cannot go below.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -29,36 +32,42 @@ PLAIN_SHARE = 4
 
 # rounds are shorter than the workload's where a client's work stays the same; see the column "steps a round"
 FULL = (
-    ("W1", WORKLOADS["W1"], 40),
-    ("W2", replace(WORKLOADS["W2"], per_round=4), 4),
-    ("W2, crop and flip", replace(WORKLOADS["W2"], per_round=4, augment=True), 3),
-    ("W3", WORKLOADS["W3"], 4),
+    ("W1", "fedavg", WORKLOADS["W1"], 40),
+    ("W1, FedSAM", "fedsam", WORKLOADS["W1"], 40),
+    ("W2", "fedavg", replace(WORKLOADS["W2"], per_round=4), 4),
+    ("W2, crop and flip", "fedavg", replace(WORKLOADS["W2"], per_round=4, augment=True), 3),
+    ("W3", "fedavg", WORKLOADS["W3"], 4),
 )
 QUICK = (
-    ("W1", replace(WORKLOADS["W1"], clients=10), 4),
-    ("W2", replace(WORKLOADS["W2"], clients=2, per_round=2, samples=100), 2),
-    ("W3", replace(WORKLOADS["W3"], clients=2, samples=50), 2),
+    ("W1", "fedavg", replace(WORKLOADS["W1"], clients=10), 4),
+    ("W2", "fedavg", replace(WORKLOADS["W2"], clients=2, per_round=2, samples=100), 2),
+    ("W3", "fedavg", replace(WORKLOADS["W3"], clients=2, samples=50), 2),
 )
 
 
 def measure(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
-    return {label: compare(label, work, rounds) for label, work, rounds in (QUICK if quick else FULL)}
+    return {label: compare(label, *given) for label, *given in (QUICK if quick else FULL)}
 
 
-def compare(label: str, work: Workload, rounds: int) -> dict[str, Any]:
-    """Seconds per round of all three."""
+def compare(label: str, method: str, work: Workload, rounds: int) -> dict[str, Any]:
+    """Seconds per round of the product, the bare loop, and the plain loop or, for FedSAM, the bare loop of FedAvg."""
     say(f"{label}: preparing")
     federation = work.federation()
     batches = seen_batches(work, federation)
+    bare = {"fedavg": one_pass, "fedsam": two_passes}[method]
     usual = Processes(lambda: plain(work, federation), work.steps // PLAIN_SHARE)
     contenders: dict[str, Training | Processes] = {
         "bare": Processes(lambda: bare(work, federation, batches), work.steps),
-        "plain": usual,
-        "fedflat": Training(federation, work.model, engine=ff.Workers(2), **work.settings),
+        "fedflat": Training(federation, work.model, method, engine=ff.Workers(2), **work.settings),
     }
+    if method == "fedavg":
+        contenders["plain"] = usual
+    else:
+        contenders["one pass"] = Processes(lambda: one_pass(work, federation, batches), work.steps)
     seconds = race(contenders, rounds, label)
-    seconds["plain"] = [round(s * work.steps / usual.steps, 6) for s in seconds["plain"]]
+    if "plain" in seconds:
+        seconds["plain"] = [round(s * work.steps / usual.steps, 6) for s in seconds["plain"]]
     return {"steps": work.steps, "seconds": seconds}
 
 
@@ -80,7 +89,8 @@ def seen_batches(work: Workload, federation: ff.Federation) -> list[tuple[Tensor
     return [(x.contiguous(memory_format=layout), y) for x, y in zip(inputs, targets, strict=True)]
 
 
-def bare(work: Workload, federation: ff.Federation, batches: list[tuple[Tensor, Tensor]]) -> Steps:
+def one_pass(work: Workload, federation: ff.Federation, batches: list[tuple[Tensor, Tensor]]) -> Steps:
+    """FedAvg's steps."""
     keep_memory()
     model = ff.FlatModel(build_model(work.model, federation, seed=0))
     module, parameters = model.module.train(), model.parameters
@@ -91,6 +101,33 @@ def bare(work: Workload, federation: ff.Federation, batches: list[tuple[Tensor, 
             x, y = batches[step % len(batches)]
             gradients = torch.autograd.grad(F.cross_entropy(module(x), y), parameters)
             torch._foreach_add_(values, gradients, alpha=-0.01)
+
+    return take
+
+
+def two_passes(work: Workload, federation: ff.Federation, batches: list[tuple[Tensor, Tensor]]) -> Steps:
+    """FedSAM's steps; the second gradient is taken at a point beside the iterate, which needs no restoring."""
+    keep_memory()
+    model = ff.FlatModel(build_model(work.model, federation, seed=0))
+    module, parameters, away = model.module.train(), model.parameters, torch.empty_like(model.vector)
+    values, points = model.split(model.vector), model.split(away)
+
+    def gradients_at(where: list[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        for parameter, value in zip(parameters, where, strict=True):
+            parameter.data = value
+        return torch.autograd.grad(F.cross_entropy(module(x), y), parameters)
+
+    def climb(x: Tensor, y: Tensor) -> None:
+        gradients = gradients_at(values, x, y)
+        scale = 0.05 / math.hypot(*torch.stack(torch._foreach_norm(gradients)).tolist())
+        for value, gradient, point in zip(values, gradients, points, strict=True):
+            torch.add(value, gradient, alpha=scale, out=point)
+
+    def take(steps: int) -> None:
+        for step in range(steps):
+            x, y = batches[step % len(batches)]
+            climb(x, y)
+            torch._foreach_add_(values, gradients_at(points, x, y), alpha=-0.01)
 
     return take
 
@@ -122,15 +159,24 @@ def table(result: dict[str, Any]) -> str:
             [
                 label,
                 str(measured["steps"]),
-                *(f"{median(seconds[name]):.3f}" for name in ("fedflat", "bare", "plain")),
+                *(
+                    f"{median(seconds[name]):.3f}" if name in seconds else "–"
+                    for name in ("fedflat", "bare", "plain")
+                ),
                 str(ratio(seconds["bare"], seconds["fedflat"])),
-                str(ratio(seconds["plain"], seconds["fedflat"])),
+                str(ratio(seconds["plain"], seconds["fedflat"])) if "plain" in seconds else "–",
                 str(len(seconds["fedflat"])),
             ]
         )
     header = ["workload", "steps a round", "fedflat, s", "bare loop, s", "plain PyTorch, s"]
     header += ["fedflat's speed / bare", "fedflat's speed / plain", "rounds"]
-    return markdown(header, rows)
+    lines = [markdown(header, rows)]
+    for label, measured in result.items():
+        seconds = measured["seconds"]
+        if "one pass" in seconds:
+            more = ratio(seconds["bare"], seconds["one pass"])
+            lines.append(f"\n{label}: the bare loop takes {more} times as long as FedAvg's.\n")
+    return "\n".join(lines)
 
 
 def targets(result: dict[str, Any]) -> list[Target]:
