@@ -73,20 +73,20 @@ class PersonalBlend(MomentumBlend):
     def send(self, server: Server, client: int) -> Mapping[str, Tensor]:
         """Eq. 1."""
         alpha = server.scalar("alpha", self.alpha)
-        personal = server.vector("corrector").clone()
-        corrector = server.of(client).get("corrector")
-        if corrector is not None:
-            personal.sub_(corrector)
-        return {"gradient": personal.mul_(alpha / (1.0 - alpha)).add_(server.vector("gradient"))}
+        corrector, own = server.vector("corrector"), server.of(client).get("corrector")
+        lacking = corrector if own is None else corrector - own
+        return {"gradient": torch.add(server.vector("gradient"), lacking, alpha=alpha / (1.0 - alpha))}
 
     def receive(self, server: Server, upload: Upload) -> None:
         """Eq. 5, with the c that was used this round."""
         super().receive(server, upload)
-        change = upload.update / (-upload.steps * server.lr)
-        change.sub_(server.vector("corrector"))
-        server.add("corrector", change)
+        # c − G_k, since the pseudo-gradient is the update turned round and divided
+        excess = torch.add(server.vector("corrector"), upload.update, alpha=1.0 / (upload.steps * server.lr))
+        server.add("corrector", excess, -1.0)
         old = server.of(upload.client).get("corrector")
-        server.keep(upload.client, "corrector", change if old is None else change.add_(old))
+        server.keep(
+            upload.client, "corrector", excess.neg_() if old is None else torch.sub(old, excess, out=excess)
+        )
 
     def finish(self, server: Server) -> None:
         """Clients that did not take part count with a change of zero."""
