@@ -4,8 +4,8 @@ The bare loop has the product's modules in the layout that its flat model choose
 fedflat sees (made beforehand, channels last), memory that is kept, `autograd.grad` and one in-place update per step.
 It lacks what fedflat adds: shuffling, gathering and augmentation, sending, states, validation and aggregation. The
 plain loop is what a PyTorch user writes: default layout, ReLU before max-pool, `torch.optim.SGD`, batches by index.
-For FedSAM the bare loop takes two gradients a step, a norm between them and a move to the second point; what it takes,
-in multiples of FedAvg's bare loop and in turn with it, is what no FedSAM can go below.
+For FedSAM the bare loop takes two gradients a step, a norm between them and a move to the second point; its time in
+multiples of that of FedAvg's bare loop, in turn with it, is what no FedSAM can go below.
 """
 
 from __future__ import annotations

@@ -84,9 +84,8 @@ class PersonalBlend(MomentumBlend):
         excess = torch.add(server.vector("corrector"), upload.update, alpha=1.0 / (upload.steps * server.lr))
         server.add("corrector", excess, -1.0)
         old = server.of(upload.client).get("corrector")
-        server.keep(
-            upload.client, "corrector", excess.neg_() if old is None else torch.sub(old, excess, out=excess)
-        )
+        new = excess.neg_() if old is None else torch.sub(old, excess, out=excess)
+        server.keep(upload.client, "corrector", new)
 
     def finish(self, server: Server) -> None:
         """Clients that did not take part count with a change of zero."""
