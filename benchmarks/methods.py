@@ -3,7 +3,7 @@
 Methods take turns round by round, a few at a time, each few together with FedAvg of their own. All clients of these
 federations take part in every round, so that each has the state that the method keeps. On W2 a client has fewer
 samples than in the workload, which makes what a method does once per round weigh more than it would. What two passes
-take at least, in a bare loop, is under *Against a bare PyTorch loop*: 2.05 is close to that, or below it.
+take in a bare loop, measured at another time, is under *Against a bare PyTorch loop*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time every preset at small scale: `python results/make_small.py`, half an hour; it goes on where it was stopped.
+"""Time every preset at small scale: `python results/make_small.py`; it takes long and goes on where it was stopped.
 
 Writes small-scale.json after every preset, and small-scale.md from it.
 """
