@@ -20,7 +20,7 @@ from fedflat.rundirectory import read_metrics, read_settings
 HERE = Path(__file__).parent
 STORE = HERE / "fedwmsam-table1.json"
 OURS = ["fedgmt", "fednsam", "fedgf"]
-HEAD = ["method", "seeds", "best round", "last 50", "last 100", "low tenth", "worst decile", "paper"]
+HEAD = ["method", "seeds", "best round", "last 100", "low tenth", "worst decile", "paper"]
 HEAD += ["best − paper", "last 100 − paper", "low tenth − paper"]
 EARLY = 100
 """Rounds that do not count for the low tenth."""
@@ -77,9 +77,7 @@ def page(found: dict[str, Any]) -> str:
 def line(row: str, mine: list[dict[str, Any]], published: float | None) -> str:
     """One method: ours, the paper's, and the difference by three statistics."""
     best, late, low = ([run[key] for run in mine] for key in ("max", "last100", "low_tenth"))
-    others = [
-        spread([run[key] for run in mine]) for key in ("last50", "last100", "low_tenth", "worst_decile")
-    ]
+    others = [spread([run[key] for run in mine]) for key in ("last100", "low_tenth", "worst_decile")]
     paper = "–" if published is None else f"{100 * published:.2f}"
     gaps = [gap(values, published) for values in (best, late, low)]
     entries = [row, str(len(mine)), spread(best), *others, paper, *gaps]
