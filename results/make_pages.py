@@ -46,7 +46,6 @@ def collect(runs: Path) -> dict[str, Any]:
                 "final": accuracy[-1],
                 "low_tenth": statistics.quantiles(accuracy[EARLY:], n=10, method="inclusive")[0],
                 "worst_decile": rows[-1]["client_accuracy"]["worst_decile"],
-                "seconds": round(sum(row["seconds"] for row in rows), 1),
                 "every10": [round(a, 4) for a in accuracy[9::10]],
                 "torch": read_settings(run)["environment"]["torch"],
             }
