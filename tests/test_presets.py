@@ -62,7 +62,7 @@ def test_a_small_reproduction_is_small(key: str):
     runs = {cell.run: content for cell, content in zip(cells, contents, strict=True)}
     for content in runs.values():
         make_experiment(content)
-    assert sum(map(core_seconds, runs.values())) < 2 * SMALL_BUDGET
+    assert sum(map(core_seconds, runs.values())) < 3 * SMALL_BUDGET
 
 
 def cell(

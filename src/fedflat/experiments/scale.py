@@ -30,8 +30,8 @@ STEP_SECONDS = {
 }
 """One forward and backward pass over a batch of 50 on one core of a usual machine: for estimates of cost."""
 
-SMALL_BUDGET = 60.0
-"""Seconds of one core that all cells of a small reproduction may take together."""
+SMALL_BUDGET = 20.0
+"""Seconds of one core that all cells of a small reproduction may take together, unless two rounds take more."""
 SMALL_SUBSTITUTES = {"vit-b16": "resnet8", "swin-s": "resnet8", "swin-b": "resnet8", "resnet50": "resnet8"}
 """Models that are too large to try, and need weights from elsewhere."""
 
