@@ -643,6 +643,24 @@ def test_a_stopped_sweep_goes_on(swept: Path, tmp_path: Path):
         assert min(seen for cell, seen in watcher.rounds if cell == name) in (done.get(name, 0) + 1, 3)
 
 
+def test_finished_runs_of_a_sweep_keep_what_explains_them(swept: Path, fedflat: Fedflat, tmp_path: Path):
+    left = {path.name for path in (swept / NAMES[0]).iterdir()}
+    assert {"model.safetensors", "metrics.jsonl", "run.json", "experiment.yaml", "log.txt"} <= left
+    assert not left & {"checkpoints", "state"}
+    before = {path: path.read_bytes() for path in (swept / NAMES[0]).iterdir()}
+    code, _, errors = fedflat("resume", swept / NAMES[0], "--rounds", 5)
+    assert code == 2
+    assert "is finished, and what going on with it needs was removed" in errors
+    assert {path: path.read_bytes() for path in before} == before
+    # told to, it keeps everything
+    file, out = swept.parent / "small.yaml", tmp_path / "out"
+    some = ("--method", "scaffold", "--keep-states", "--out", out)
+    assert fedflat("sweep", file, *some)[0] == 0
+    assert fedflat("resume", out / "scaffold" / "seed-0", "--rounds", 5)[0] == 0
+    assert fedflat("sweep", file, *some[:2], "--set", "rounds=5", "--out", tmp_path / "five")[0] == 0
+    same(out / "scaffold" / "seed-0", tmp_path / "five" / "scaffold" / "seed-0")
+
+
 def test_a_run_that_fails_does_not_stop_the_others(swept: Path, fedflat: Fedflat, tmp_path: Path):
     code, output, _ = fedflat(
         "sweep", swept.parent / "small.yaml", "--method", "fedavg", "--set", "clients=5000,6", "--set",

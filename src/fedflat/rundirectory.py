@@ -4,7 +4,7 @@
     run.json                settings, environment, when it began and ended
     metrics.jsonl           one line per round
     checkpoints/            the server after the last rounds, the latest two
-    state/                  what is kept per client, as of the same rounds
+    state/                  what is kept per client, as of the same rounds; sweeps remove both when a run is done
     model.safetensors       the trained model, when the run is done
     log.txt                 what happened, with times
 
@@ -17,6 +17,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -97,6 +98,11 @@ class RunDirectory:
             )
         before = read_settings(self.path, to_go_on=True) if begun else {}
         self._check_same(before)
+        if "finished" in before and not self._checkpoints():
+            raise FedflatError(
+                f"{self.path} is finished, and what going on with it needs was removed, as sweeps do unless they are "
+                "told --keep-states. To train longer, choose another directory."
+            )
         for path in self._checkpoints():
             check_version(path)  # before anything is written
         with explained(f"{self.path} cannot be written"):
@@ -267,6 +273,13 @@ class RunDirectory:
         if self._metrics is not None:
             self._metrics.close()
         self._lock.release()
+
+
+def remove_states(path: str | Path) -> None:
+    """Remove what only going on with a run needs; that can be a hundred times as large as the rest."""
+    for name in ("checkpoints", "state"):  # states last: no checkpoint is ever without its own
+        with explained(f"{Path(path) / name} cannot be removed"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(Path(path) / name)
 
 
 def read_settings(path: str | Path, to_go_on: bool = False) -> dict[str, Any]:

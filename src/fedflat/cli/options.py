@@ -69,6 +69,13 @@ def named(columns: str | None) -> list[str] | None:
     return None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
 
 
+KeepStates = Annotated[
+    bool,
+    typer.Option(
+        "--keep-states",
+        help="Keep checkpoints and clients' states of finished runs, to train them longer; they can be large.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Another value for any key of the experiment, such as local.lr=0.05."),

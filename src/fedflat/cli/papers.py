@@ -13,7 +13,7 @@ from rich.table import Table
 from ..errors import FedflatError, explained
 from ..files import replace_file
 from .app import PAPERS, app, console
-from .options import Set
+from .options import KeepStates, Set
 from .sweeping import GridProgress, _seeds
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def reproduce(
         Path | None, typer.Option(help="Directory for the runs. (default: runs/PRESET, or runs/PRESET-small)")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Directory that holds the datasets.")] = None,
+    keep_states: KeepStates = False,
 ) -> None:
     """Run cells of a paper's table and print ours beside theirs. The same command goes on where it was stopped."""
     from ..experiments.changes import parse_changes
@@ -114,7 +115,7 @@ def reproduce(
         GridProgress([cell.experiment.filled().rounds or 1 for cell in runs.values()]) as progress,
         stopping_at_round_end(progress.announce_stop) as stop,
     ):
-        failed = run_cells(list(runs.values()), jobs, progress, stop)
+        failed = run_cells(list(runs.values()), jobs, progress, stop, keep_states)
         interrupted = stop()
     results = tabulate(planned, found)
     with explained(f"{place / 'comparison.json'} cannot be written"):

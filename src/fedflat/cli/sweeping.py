@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .app import TRAIN, app, console
-from .options import Set
+from .options import KeepStates, Set
 
 if TYPE_CHECKING:
     from ..experiments.sweep import Cell
@@ -31,6 +31,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Directory for the runs. (default: runs/ and the file's name)")
     ] = None,
+    keep_states: KeepStates = False,
 ) -> None:
     """Run a grid: every method with every value of `--set key=a,b,c` and every seed.
 
@@ -53,7 +54,7 @@ def sweep(
             GridProgress([cell.experiment.filled().rounds or 1 for cell in cells]) as progress,
             stopping_at_round_end(progress.announce_stop) as stop,
         ):
-            failed = run_cells(cells, jobs, progress, stop)
+            failed = run_cells(cells, jobs, progress, stop, keep_states)
             interrupted = stop()
     except KeyboardInterrupt:
         interrupted = True

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FedflatError
-from ..rundirectory import difference
+from ..rundirectory import difference, remove_states
 from .changes import changed, unchanged
 from .experiment import Experiment
 from .problems import Lines
@@ -101,11 +101,13 @@ def run_cells(
     jobs: int,
     watcher: Watcher,
     stop: Callable[[], bool] = lambda: False,
+    keep_states: bool = False,
 ) -> dict[str, str]:
     """Run what is not done yet, `jobs` at a time; sentences for those that failed.
 
-    A run that takes its process down fails alone. With several jobs each runs its clients in its own process, unless
-    the experiment names an engine.
+    What only going on with a run needs is removed when it is done, unless `keep_states`: all clients' states of all
+    runs fill disks. A run that takes its process down fails alone. With several jobs each runs its clients in its own
+    process, unless the experiment names an engine.
     """
     waiting, stopping, failed = list(reversed(cells)), False, dict[str, str]()
     busy: list[_Runner] = []
@@ -126,7 +128,7 @@ def run_cells(
                 if done or problem is not None:
                     ended(cell, problem)
                     continue
-                busy.append(idle.pop() if idle else _Runner(alone=jobs > 1))
+                busy.append(idle.pop() if idle else _Runner(jobs > 1, keep_states))
                 busy[-1].run(cell)
             ready = wait([runner.pipe for runner in busy], POLL)
             for runner in [runner for runner in busy if runner.pipe in ready]:
@@ -160,11 +162,11 @@ def run_cells(
 class _Runner:
     """A process that does one run after the other."""
 
-    def __init__(self, alone: bool) -> None:
+    def __init__(self, alone: bool, keep_states: bool) -> None:
         context = multiprocessing.get_context("spawn")
         self.cell: Cell
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, alone))
+        self.process = context.Process(target=_serve, args=(theirs, alone, keep_states))
         with _deaf():
             self.process.start()
         theirs.close()
@@ -213,15 +215,15 @@ def _look(cell: Cell) -> tuple[bool, str | None]:
 # -- in the process --------------------------------------------------------------------------------
 
 
-def _serve(pipe: Connection, alone: bool) -> None:
+def _serve(pipe: Connection, alone: bool, keep_states: bool) -> None:
     """Do runs until there is nothing left to do, or nobody to do it for."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with contextlib.suppress(EOFError, OSError):
         while (cell := pipe.recv()) is not None:
-            pipe.send(("ended", _run_cell(cell, pipe, alone)))
+            pipe.send(("ended", _run_cell(cell, pipe, alone, keep_states)))
 
 
-def _run_cell(cell: Cell, pipe: Connection, alone: bool) -> str | None:
+def _run_cell(cell: Cell, pipe: Connection, alone: bool, keep_states: bool) -> str | None:
     """One run, from its last checkpoint if it has one; a sentence if it fails."""
     from .running import run_experiment
 
@@ -234,8 +236,12 @@ def _run_cell(cell: Cell, pipe: Connection, alone: bool) -> str | None:
         experiment = experiment.model_copy(update={"engine": "inprocess"})
     try:
         run = run_experiment(experiment, cell.out, resume=True, on_round=report, stop=pipe.poll)
+        if len(run.history) < (experiment.rounds or 1):
+            return STOPPED
+        if not keep_states:
+            remove_states(cell.out)
     except FedflatError as problem:
         return str(problem)
     except Exception as problem:  # a defect in one run must not end the others
         return f"{type(problem).__name__}: {problem}"
-    return STOPPED if len(run.history) < (experiment.rounds or 1) else None
+    return None
