@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FedflatError, MissingExtra, explained
+from ..rundirectory import remove_states
 from .changes import changed, split_values
 from .parsing import parse_value
 from .reading import make_experiment
@@ -105,6 +106,7 @@ def tune(
         rounds = experiment.filled().rounds or 1
         if trial.should_prune() and trial.last_step is not None and trial.last_step < rounds - 1:
             raise optuna.TrialPruned
+        remove_states(place)
         late = accuracies[-last:]
         return sum(late) / len(late)
 
