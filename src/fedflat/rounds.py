@@ -145,6 +145,8 @@ class Rounds:
             self.on_round(record)
         stopping = self.stop is not None and self.stop()
         done = record.index + 1
-        if self.directory is not None and (last or stopping or self.directory.due(done)):
+        if self.directory is not None and (
+            self.directory.keep_states if last else stopping or self.directory.due(done)
+        ):
             self.directory.checkpoint(self.server, self.store, done)
         return stopping

@@ -59,8 +59,11 @@ class RunDirectory:
         resume: bool = False,
         checkpoint_every: int | None = None,
         experiment: Mapping[str, Any] | None = None,
+        keep_states: bool = True,
     ) -> None:
         self.path = Path(path)
+        self.keep_states = keep_states
+        """whether the run can be gone on with when it is done; what that takes can be far larger than the rest"""
         self.notices: list[str] = []
         """what a person should know about going on"""
         self._every = checkpoint_every
@@ -220,13 +223,11 @@ class RunDirectory:
 
     def checkpoint(self, server: Server, clients: ClientStore, done: int) -> None:
         """Keep everything as it is after `done` rounds, beside the checkpoint before."""
-        assert self._metrics is not None
         began = time.monotonic()
         name = f"round-{done:07d}"
         place = self.path / "checkpoints"
         with self._keeping_checkpoints(), explained(f"{place} cannot be written"):
-            with explained(f"{self.path / 'metrics.jsonl'} cannot be written"):
-                os.fsync(self._metrics.fileno())
+            self._sync_metrics()
             clients.checkpoint(name)
             server.per_client.checkpoint(name)
             vectors, numbers = server.snapshot()
@@ -236,6 +237,11 @@ class RunDirectory:
                     old.unlink()
         self._before, self._last = name, time.monotonic()
         self._cost = self._last - began
+
+    def _sync_metrics(self) -> None:
+        assert self._metrics is not None
+        with explained(f"{self.path / 'metrics.jsonl'} cannot be written"):
+            os.fsync(self._metrics.fileno())
 
     @contextlib.contextmanager
     def _keeping_checkpoints(self) -> Iterator[None]:
@@ -251,9 +257,14 @@ class RunDirectory:
         """Write the trained model."""
         weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
         with self._keeping_checkpoints():
+            self._sync_metrics()
             replace_file(self.path / "model.safetensors", save(weights))
             replace_file(self.path / "run.json", _json({**self._about, "finished": _now()}))
             self.log("finished")
+        if not self.keep_states:
+            for name in ("checkpoints", "state"):  # states last: no checkpoint is ever without its own
+                with explained(f"{self.path / name} cannot be removed"):
+                    shutil.rmtree(self.path / name)
 
     def notice(self, sentence: str) -> None:
         """Say something that a person should know, and log it."""
@@ -273,13 +284,6 @@ class RunDirectory:
         if self._metrics is not None:
             self._metrics.close()
         self._lock.release()
-
-
-def remove_states(path: str | Path) -> None:
-    """Remove what only going on with a run needs; that can be a hundred times as large as the rest."""
-    for name in ("checkpoints", "state"):  # states last: no checkpoint is ever without its own
-        with explained(f"{Path(path) / name} cannot be removed"), contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(Path(path) / name)
 
 
 def read_settings(path: str | Path, to_go_on: bool = False) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def train(
     state_memory: int | str | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
+    keep_states: bool = True,
     stop: Callable[[], bool] | None = None,
     experiment: Mapping[str, Any] | None = None,
     measure: Sequence[str | Mapping[str, Any]] = (),
@@ -120,6 +121,8 @@ def train(
         resume: go on with the run that `out` holds, if there is one, after its last checkpoint. The result has the
             same bits as without the interruption.
         checkpoint_every: rounds between checkpoints in `out`; by default as often as costs less than 2 % of the time.
+        keep_states: whether a finished run in `out` keeps what training it longer takes: checkpoints and what is kept
+            per client, which can be large.
         experiment: the experiment that this run is, as in its file: kept in `out`, for `fedflat resume`.
         stop: asked after every round; if it says True, the run ends there with a checkpoint, and can be gone on with.
         measure: what of flatness to record, by name or as `{"sharpness": {"every": 10, "rho": 0.1}}`; `MEASURES` has
@@ -184,7 +187,7 @@ def train(
                 "rounds": rounds,
                 "how": {"engine": _engine_name(engine), "threads": threads, "device": str(device)},
             }
-            directory = RunDirectory(out, settings, resume, checkpoint_every, experiment)
+            directory = RunDirectory(out, settings, resume, checkpoint_every, experiment, keep_states)
             cleanup.callback(directory.close)
             store, history = directory.open_state(server, budget, device)
             for notice in directory.notices:

@@ -34,6 +34,7 @@ def run_experiment(
     stop: Callable[[], bool] | None = None,
     federation: Federation | None = None,
     on_measure: Callable[[str], None] | None = None,
+    keep_states: bool = True,
 ) -> Run:
     """Train as an experiment with one seed says; `federation` spares loading it, if it is there already."""
     if isinstance(experiment.seed, list):
@@ -74,6 +75,7 @@ def run_experiment(
             state_memory=None if filled.state_memory is None else str(filled.state_memory),
             resume=resume,
             checkpoint_every=filled.checkpoint_every,
+            keep_states=keep_states,
             stop=stop,
             experiment=filled.written(),
             measure=filled.measure,

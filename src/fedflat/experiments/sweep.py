@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FedflatError
-from ..rundirectory import difference, remove_states
+from ..rundirectory import difference
 from .changes import changed, unchanged
 from .experiment import Experiment
 from .problems import Lines
@@ -235,13 +235,11 @@ def _run_cell(cell: Cell, pipe: Connection, alone: bool, keep_states: bool) -> s
     if alone and experiment.engine is None:
         experiment = experiment.model_copy(update={"engine": "inprocess"})
     try:
-        run = run_experiment(experiment, cell.out, resume=True, on_round=report, stop=pipe.poll)
-        if len(run.history) < (experiment.rounds or 1):
-            return STOPPED
-        if not keep_states:
-            remove_states(cell.out)
+        run = run_experiment(
+            experiment, cell.out, resume=True, on_round=report, stop=pipe.poll, keep_states=keep_states
+        )
     except FedflatError as problem:
         return str(problem)
     except Exception as problem:  # a defect in one run must not end the others
         return f"{type(problem).__name__}: {problem}"
-    return None
+    return STOPPED if len(run.history) < (experiment.rounds or 1) else None

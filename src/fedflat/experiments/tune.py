@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FedflatError, MissingExtra, explained
-from ..rundirectory import remove_states
 from .changes import changed, split_values
 from .parsing import parse_value
 from .reading import make_experiment
@@ -97,7 +96,7 @@ def tune(
 
         place = out / f"trial-{trial.number}"
         try:
-            run_experiment(experiment, place, resume=True, on_round=report, stop=enough)
+            run_experiment(experiment, place, resume=True, on_round=report, stop=enough, keep_states=False)
             if stop():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:  # it counts as failed then: these settings come again
@@ -106,7 +105,6 @@ def tune(
         rounds = experiment.filled().rounds or 1
         if trial.should_prune() and trial.last_step is not None and trial.last_step < rounds - 1:
             raise optuna.TrialPruned
-        remove_states(place)
         late = accuracies[-last:]
         return sum(late) / len(late)
 
