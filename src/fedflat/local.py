@@ -12,6 +12,7 @@ from .flat import FlatModel, Pieces, all_dense, inverse_norm_of
 from .frozen import Transform
 
 if TYPE_CHECKING:
+    from .first_layer import FirstLayer
     from .local_training import LocalTraining
 
 
@@ -67,6 +68,8 @@ class Step:
         self.first: Tensor = torch.empty(0)
         """the gradient that `gradient()` took in this step"""
         self._moved = False
+        self._behind: list[Tensor] | None = None
+        """where the first layer's parameters still are, when the others have climbed past them"""
 
     @property
     def w(self) -> Tensor:
@@ -111,6 +114,7 @@ class Step:
 
     def _away(self) -> Tensor:
         """Where points away from the iterate are; there is such a place where a mechanism has `shift`."""
+        self._catch_up()
         away = self._training.away
         if away is self.w:
             raise FedflatError(
@@ -120,6 +124,7 @@ class Step:
 
     def settle(self) -> None:
         """Let the model stand at the point: on the iterate itself, where no shift has moved it."""
+        self._catch_up()
         training = self._training
         if self._moved:
             self.local.model.stand_on(training.away, training.away_views)
@@ -145,10 +150,45 @@ class Step:
 
     def climb(self, length: float, normalize: bool) -> None:
         """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
+        layer = self._training.first_layer
+        if layer is not None and layer.pays(self.inputs):
+            self._climb_past(layer, length, normalize)
+            return
         gradient = self.gradient_pieces()
         if normalize:
             length *= inverse_norm_of(gradient)
         self.move_pieces(gradient, length)
+
+    def _climb_past(self, layer: FirstLayer, length: float, normalize: bool) -> None:
+        """The same, but for the first layer's parameters, which the second pass can do without."""
+        self.settle()
+        training = self._training
+        loss = training.loss(layer.first_pass(self.inputs), self.targets)
+        training.passes.make(1, 1)
+        at, away = self.local.model.parameters, training.away_views
+        for index, piece in zip(layer.others, layer.climb(loss, length, normalize), strict=True):
+            torch.add(at[index].data, piece, alpha=layer.scale, out=away[index])
+        self._behind = [at[index].data for index in layer.own]
+        self._moved = True
+        self.local.model.stand_on(training.away, away)
+
+    def _catch_up(self) -> None:
+        """Move the first layer's parameters to the point too, where somebody wants to see or move it."""
+        if self._behind is not None:
+            layer = self._training.first_layer
+            assert layer is not None
+            for index, here, piece in zip(layer.own, self._behind, layer.gradient(), strict=True):
+                torch.add(here, piece, alpha=layer.scale, out=self._training.away_views[index])
+            self._behind = None
+
+    def outputs(self) -> Tensor:
+        """The outputs of the model at the point, on this step's batch."""
+        if self._behind is not None:
+            assert self._training.first_layer is not None
+            return self._training.first_layer.second_pass(self.inputs)
+        self.settle()
+        outputs: Tensor = self.local.model.module(self.inputs)
+        return outputs
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with other weights, constant in this round, on this step's batch.
@@ -165,4 +205,4 @@ class Step:
     def next_batch(self, index: int, inputs: Tensor, targets: Tensor) -> None:
         """Turn to the next step."""
         self.index, self.inputs, self.targets = index, inputs, targets
-        self._moved = False
+        self._moved, self._behind = False, None

@@ -21,6 +21,7 @@ from .batches import batches
 from .data.federation import Shard
 from .errors import FedflatError
 from .evaluation import LossFunction
+from .first_layer import FirstLayer
 from .flat import FlatModel, Gradients, Pieces, all_dense
 from .frozen import FrozenModels, Passes
 from .hook_checks import Kept, Received, Untouched, in_place, named, one_number
@@ -77,6 +78,8 @@ class LocalTraining:
         self.away_views = model.split(self.away)
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
         self.momentum_views = None if self.momentum is None else model.split(self.momentum)
+        # a mechanism's loss might depend on the layer's weights otherwise than through its outputs
+        self.first_layer = FirstLayer.of(model) if self.shifts and not self.losses else None
         self.local = Local(model, self.w)
         self.local.seed = seed
         self.step = Step(self.local, self)
@@ -181,7 +184,7 @@ class LocalTraining:
 
     def differentiate(self, step: Step) -> tuple[Gradients, Tensor]:
         """The gradient of the loss and every mechanism's term, where the model stands, and the plain loss."""
-        outputs = self.model.module(step.inputs)
+        outputs = step.outputs()
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
             total = total + one_number(mechanism, mechanism.loss(step, outputs))
@@ -194,7 +197,6 @@ class LocalTraining:
         for mechanism in self.shifts:
             in_place(mechanism, "shift", "move the point with step.move or step.climb", step)
             self._check_iterate(mechanism, "shift", iterate, "move the point with step.move or step.climb")
-        step.settle()
         gradients, loss = self.differentiate(step)
         self._loss_sum += loss
         if self.folded is not None:  # no need to gather the gradient first
