@@ -5,8 +5,8 @@ fedflat sees (made beforehand, channels last), memory that is kept, `autograd.gr
 It lacks what fedflat adds: shuffling, gathering and augmentation, sending, states, validation and aggregation. The
 plain loop is what a PyTorch user writes: default layout, ReLU before max-pool, `torch.optim.SGD`, batches by index.
 For FedSAM the bare loop takes two gradients a step, a norm between them and a move to the second point; its time in
-multiples of that of FedAvg's bare loop, in turn with it, is what FedSAM costs without a library around it. fedflat does
-without the first layer's first gradient and second product there (`fedflat/first_layer.py`).
+multiples of that of FedAvg's bare loop, in turn with it, is what FedSAM costs without a library around it. fedflat
+does without the first layer's first gradient and second product there (`fedflat/first_layer.py`).
 """
 
 from __future__ import annotations

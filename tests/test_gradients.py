@@ -15,6 +15,7 @@ from torch.func import functional_call
 import fedflat as ff
 from fedflat.flat import cosine, inverse_norm, inverse_norm_of
 from fedflat.local_sgd import drifting_sgd_
+from fedflat.mechanism import registry
 
 LR = 0.25
 CLIENTS, W0 = problem()
@@ -105,6 +106,30 @@ def test_trajectory_losses(mechanism, alpha, gamma, tau):
             lambda v, e=teacher: cross_entropy(v) + trajectory_term(v, e, gamma, tau),
             w,
         )
+
+
+@pytest.mark.parametrize("mechanism", [ff.TrajectoryLoss, ff.OwnTrajectoryLoss])
+def test_a_loss_of_a_subclass_is_the_one_that_counts(mechanism):
+    """The gradient that a class knows belongs to its own loss; autograd finds the same one of that loss."""
+    asked = []
+
+    class OtherLoss(mechanism):
+        weight: float = ff.number(default=1.0)
+
+        def loss(self, step, outputs):
+            asked.append(step.index)
+            return self.weight * super().loss(step, outputs)
+
+    try:
+        known = path(ff.as_method(mechanism(0.5, 1.2, 2.0)), rounds=3, steps=2)
+        assert asked == []
+        found = path(ff.as_method(OtherLoss(0.5, 1.2, 2.0)), rounds=3, steps=2)
+        assert len(asked) >= 6
+        other = path(ff.as_method(OtherLoss(0.5, 1.2, 2.0, weight=0.5)), rounds=3, steps=2)
+    finally:
+        del registry[OtherLoss.name]
+    torch.testing.assert_close(torch.stack(known), torch.stack(found), rtol=1e-10, atol=1e-12)
+    assert (known[-1] - other[-1]).abs().max() > 1e-5
 
 
 @pytest.mark.parametrize(("gamma", "tau"), [(1.0, 1.0), (0.7, 2.0)])

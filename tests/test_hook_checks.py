@@ -145,6 +145,14 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "combine returns a part": ({"combine": lambda self, server, update: update[:3]}, r"a tensor of shape \(3,\)"),
     "start returns nothing": ({"start": lambda self, server, w: None}, "start returns nothing"),
     "loss returns nothing": ({"loss": lambda self, step, outputs: None}, "loss returns nothing; .* one number"),
+    "loss_gradient returns nothing": (
+        {"loss_gradient": lambda self, step, outputs: None},
+        r"loss_gradient returns nothing; .* shape \(10, 3\)",
+    ),
+    "loss_gradient returns a part": (
+        {"loss_gradient": lambda self, step, outputs: outputs[0]},
+        r"loss_gradient returns a tensor of shape \(3,\)",
+    ),
     "loss returns many": ({"loss": lambda self, step, outputs: outputs}, r"returns a tensor of shape \(10, 3\)"),
     "end returns a vector": ({"end": lambda self, local: local.update}, "end returns a tensor .* a mapping"),
     "an upload too many": ({"end": lambda self, local: {"m": local.update}}, r"clients upload 'm'.*Contract\(up="),

@@ -159,9 +159,14 @@ class FlatModel:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def gradients(self, loss: Tensor) -> Gradients:
-        """The gradient of `loss` at the present point, as autograd gives it: a piece per parameter."""
-        return torch.autograd.grad(loss, self.parameters, allow_unused=True)
+    def gradients(self, loss: Tensor, outputs: Tensor | None = None, pull: Tensor | None = None) -> Gradients:
+        """The gradient of `loss` at the present point, as autograd gives it: a piece per parameter.
+
+        With `pull` that of `loss` plus a term whose gradient for `outputs` that is.
+        """
+        if outputs is None or pull is None:
+            return torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        return torch.autograd.grad([loss, outputs], self.parameters, [None, pull], allow_unused=True)
 
     def write(self, gradients: Gradients, into: list[Tensor]) -> None:
         """Write the pieces of a gradient into views of a flat vector; no zeroing is needed before."""

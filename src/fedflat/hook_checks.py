@@ -93,6 +93,16 @@ def vector_like(mechanism: Any, hook: str, returned: object, w: Tensor) -> Tenso
     )
 
 
+def one_per_output(mechanism: Any, returned: object, outputs: Tensor) -> Tensor:
+    """For the gradient of a term of the loss."""
+    if isinstance(returned, Tensor) and returned.shape == outputs.shape:
+        return returned
+    raise FedflatError(
+        f"{mechanism.name}: loss_gradient returns {_described(returned)}; it must return a tensor of the outputs' "
+        f"shape {tuple(outputs.shape)}."
+    )
+
+
 def one_number(mechanism: Any, returned: object) -> Any:
     """For a term of the loss."""
     if isinstance(returned, int | float) or (isinstance(returned, Tensor) and returned.numel() == 1):

@@ -24,10 +24,10 @@ from .evaluation import LossFunction
 from .first_layer import FirstLayer
 from .flat import FlatModel, Gradients, Pieces, all_dense
 from .frozen import FrozenModels, Passes
-from .hook_checks import Kept, Received, Untouched, in_place, named, one_number
+from .hook_checks import Kept, Received, Untouched, in_place, named, one_number, one_per_output
 from .local import Local, Step
 from .local_sgd import LocalSGD, clip_, drifting_sgd_, sgd_
-from .mechanism import Correction, Mechanism, overrides
+from .mechanism import Correction, Mechanism, knows_loss_gradient, overrides
 from .messages import Download, Upload
 from .method import Method
 from .randomness import torch_seeded
@@ -56,6 +56,8 @@ class LocalTraining:
         }
         self.begins, self.shifts, self.losses = hooks["begin"], hooks["shift"], hooks["loss"]
         self.ends, self.leaves = hooks["end"], hooks["leave"]
+        self.pulls = [m for m in method.mechanisms if knows_loss_gradient(m)]
+        self.losses = [m for m in self.losses if not knows_loss_gradient(m)]
         self.correctors = [
             m for m in method.mechanisms if overrides(m, "direction") or overrides(m, "correction")
         ]
@@ -79,7 +81,8 @@ class LocalTraining:
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
         self.momentum_views = None if self.momentum is None else model.split(self.momentum)
         # a mechanism's loss might depend on the layer's weights otherwise than through its outputs
-        self.first_layer = FirstLayer.of(model) if self.shifts and not self.losses else None
+        alone = not self.losses and not self.pulls
+        self.first_layer = FirstLayer.of(model) if self.shifts and alone else None
         self.local = Local(model, self.w)
         self.local.seed = seed
         self.step = Step(self.local, self)
@@ -188,8 +191,13 @@ class LocalTraining:
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
             total = total + one_number(mechanism, mechanism.loss(step, outputs))
+        pull: Tensor | None = None
+        with torch.no_grad():
+            for mechanism in self.pulls:
+                more = one_per_output(mechanism, mechanism.loss_gradient(step, outputs), outputs)
+                pull = more if pull is None else pull + more
         self.passes.make(1, 1)
-        return self.model.gradients(total), plain.detach()
+        return self.model.gradients(total, outputs, pull), plain.detach()
 
     def _take_step(self, first: bool) -> None:
         step, d, sgd = self.step, self.direction, self.sgd

@@ -8,6 +8,7 @@ A mechanism is a small frozen dataclass. It overrides only the hooks it needs; t
     begin         prepare the local round                           (client)
     shift         move the point where the gradient is taken        (client, per step)
     loss          a term added to the loss                          (client, per gradient)
+    loss_gradient its gradient for the outputs, where that is known (client, per gradient)
     correction    correct the descent direction, in every step alike (client, once)
     direction     correct it in any other way                       (client, per step)
     end           update what the client keeps, name what it uploads (client)
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, dataclass_transform
 
+import torch
 from torch import Tensor
 
 from .errors import FedflatError
@@ -153,6 +155,10 @@ class Mechanism:
         """A term added to the loss, from the model's outputs on the step's batch."""
         return outputs.new_zeros(())
 
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
+        """The gradient of the same class's `loss` for the outputs, to save autograd the operations."""
+        return torch.zeros_like(outputs)
+
     def correction(self, local: Local) -> Correction | None:
         """How the descent direction is corrected in every step of this round; None if `direction` does it."""
         return None
@@ -181,3 +187,13 @@ class Mechanism:
 def overrides(mechanism: Mechanism, hook: str) -> bool:
     """Whether a mechanism has its own version of a hook."""
     return getattr(type(mechanism), hook) is not getattr(Mechanism, hook)
+
+
+def knows_loss_gradient(mechanism: Mechanism) -> bool:
+    """Whether its loss comes with its gradient: not where a subclass has another loss alone."""
+    for kind in type(mechanism).__mro__[:-1]:
+        if kind is not Mechanism and "loss_gradient" in vars(kind):
+            return True
+        if "loss" in vars(kind):
+            break
+    return False

@@ -110,10 +110,8 @@ class TargetAscent(Mechanism):
         if step.index == 0:
             return
         local = step.local
-        target = torch.add(
-            local.start, local.received["gradient"], alpha=step.index, out=local.scratch("target")
-        )
-        target.sub_(step.w)
+        target, _ = step.room()
+        torch.add(local.start, local.received["gradient"], alpha=step.index, out=target).sub_(step.w)
         step.move(target, self.rho * inverse_norm(target))
 
 

@@ -38,6 +38,11 @@ class Distilling:
         weighed = taught * (-self.gamma * self.tau**2 / rows)
         return torch.dot(weighed.reshape(-1), log_probabilities.reshape(-1))
 
+    def pull(self, taught: Tensor, logits: Tensor) -> Tensor:
+        """The gradient of that for the logits, `γ τ ( softmax(z/τ) − taught )`, a mean too."""
+        rows = logits.numel() // logits.shape[-1]
+        return F.softmax(logits * (1.0 / self.tau), dim=-1).sub_(taught).mul_(self.gamma * self.tau / rows)
+
 
 class TrajectoryLoss(Distilling, Mechanism):
     """`ℓ ← ℓ + γ τ² KL( f(e) ‖ f(w) )` with the average of past global models, `e ← αe + (1−α)w^{t+1}`.
@@ -60,6 +65,10 @@ class TrajectoryLoss(Distilling, Mechanism):
     def loss(self, step: Step, outputs: Tensor) -> Tensor:
         """Distil from the average model on the same batch."""
         return self.distil(step.outputs_at(step.local.received["ema"], self.soften), outputs)
+
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
+        """The pull towards the average model's predictions."""
+        return self.pull(step.outputs_at(step.local.received["ema"], self.soften), outputs)
 
     def finish(self, server: Server) -> None:
         """The moving average takes in the new model."""
@@ -97,6 +106,10 @@ class OwnTrajectoryLoss(Distilling, Mechanism):
     def loss(self, step: Step, outputs: Tensor) -> Tensor:
         """Distil from the client's average model on the same batch."""
         return self.distil(step.outputs_at(step.local.state["ema"], self.soften), outputs)
+
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
+        """The pull towards the average model's predictions."""
+        return self.pull(step.outputs_at(step.local.state["ema"], self.soften), outputs)
 
 
 class NotTrueDistillation(Distilling, Mechanism):
