@@ -19,7 +19,8 @@ MEASURED, PAGE = HERE / "small-scale.json", HERE / "small-scale.md"
 HEAD = """# Every preset at small scale
 
 `fedflat reproduce PRESET --scale small --jobs 2`, one after the other on a machine with two cores:
-seconds from the command to the table, and how it ended. It shows that everything runs, not the papers' numbers.
+seconds from the command to the table, and how it ended, those with most runs first. It shows that everything runs,
+not the papers' numbers.
 
 | preset | runs | seconds | exit code |
 | --- | ---: | ---: | ---: |
@@ -28,7 +29,7 @@ seconds from the command to the table, and how it ended. It shows that everythin
 
 def main() -> None:
     found = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
-    for preset in presets():
+    for preset in sorted(presets(), key=lambda preset: -preset.cost()[0]):
         if preset.key not in found:
             found[preset.key] = measure(preset.key) | {"runs": preset.cost()[0]}
             MEASURED.write_text(json.dumps(found, indent=1) + "\n")
