@@ -166,6 +166,7 @@ def test_an_app_runs_in_flower_s_simulation_too(tmp_path: Path):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "FEDFLAT_"))}
     env |= {"HOME": str(tmp_path), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     env |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    env["RAY_ADDRESS"] = "local"  # not the cluster of another test, should there be one
     command = [BIN / "flwr", "run", "demo", "--stream", "--federation-config", "num-supernodes=3"]
     try:
         done = subprocess.run(

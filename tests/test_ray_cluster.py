@@ -51,7 +51,7 @@ class OnNode(Slow):
         return super().forward(x)
 
 
-def eventually(happens: Callable[[], bool], seconds: float = 90) -> None:
+def eventually(happens: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < deadline
