@@ -65,6 +65,17 @@ def test_a_small_reproduction_is_small(key: str):
     assert sum(map(core_seconds, runs.values())) < 3 * SMALL_BUDGET
 
 
+@pytest.mark.parametrize(
+    ("key", "kept"), [("fedgf/table2", {"low-pass", "eigenvalues"}), ("fedgf/table10", {"low-pass"})]
+)
+def test_a_small_reproduction_measures_what_is_quick(key: str, kept: set[str]):
+    """ResNet-18's Hessian takes minutes for every run, the discrepancy passes over everybody's data."""
+    for content in small(find_preset(key).cells()):
+        measures = dict(entry for measure in content["measure"] for entry in measure.items())
+        assert set(measures) == kept
+        assert all(settings["samples"] <= 10 for settings in measures.values())
+
+
 def cell(
     kind: str, target: float | None = None, unit: str = "percent", row: str = "row", **more: object
 ) -> PaperCell:

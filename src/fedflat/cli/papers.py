@@ -191,8 +191,8 @@ def _show(results: list[dict[str, Any]], scale: str) -> None:
         console.print("* a misprint, see below", style="dim")
     if scale == "small":
         console.print(
-            "A small scale shows that everything runs; its numbers are not to be compared. What passes over all "
-            "clients' data, such as the flatness discrepancy, is left out.",
+            "A small scale shows that everything runs; its numbers are not to be compared. Measures that take longer "
+            "than the training, such as the flatness discrepancy, are left out.",
             style="dim",
         )
 

@@ -96,6 +96,9 @@ class _Level(NamedTuple):
 
 LEVELS = (_Level(4, 5, 20, 500, 10), _Level(2, 2, 10, 100, 2), _Level(2, 1, 10, 50, 1))
 """From what is wanted to what is bearable."""
+_FEW: Mapping[str, Mapping[str, float]] = {"low-pass": {"draws": 4}, "eigenvalues": {"tolerance": 0.1}}
+MEASURED_SAMPLES = 10
+"""What flatness is measured of: a product with the Hessian takes as long as some steps."""
 
 
 def _shrunk(content: Mapping[str, Any], level: _Level) -> dict[str, Any]:
@@ -115,20 +118,22 @@ def _shrunk(content: Mapping[str, Any], level: _Level) -> dict[str, Any]:
         "model": SMALL_SUBSTITUTES.get(model, model),
         "test_samples": level.test_samples,
         "stand_in": True,
-        "measure": [_quick(entry, level) for entry in result.get("measure", ()) if not _of_all_data(entry)],
+        "measure": [_quick(entry) for entry in result.get("measure", ()) if not _takes_long(entry, level)],
     }
     return {key: value for key, value in result.items() if value is not None}
 
 
-def _of_all_data(entry: str | Mapping[str, Any]) -> bool:
-    """Whether a measure passes over all data of all clients, which takes longer than a small training."""
-    return "discrepancy" in entry
+def _takes_long(entry: str | Mapping[str, Any], level: _Level) -> bool:
+    """Whether a measure takes longer than a small training.
+
+    One that passes over all data of all clients does, and of a large model also products with its Hessian.
+    """
+    return "discrepancy" in entry or ("eigenvalues" in entry and level is LEVELS[-1])
 
 
-def _quick(entry: str | Mapping[str, Any], level: _Level) -> str | Mapping[str, Any]:
+def _quick(entry: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """A measure that is taken once, of few samples."""
     if isinstance(entry, str):
         return entry
     ((name, settings),) = entry.items()
-    draws = {"draws": 4} if name == "low-pass" else {}
-    return {name: {**settings, **draws, "every": 10**6, "samples": level.test_samples}}
+    return {name: {**settings, **_FEW.get(name, {}), "every": 10**6, "samples": MEASURED_SAMPLES}}
