@@ -34,6 +34,8 @@ SMALL_BUDGET = 20.0
 """Seconds of one core that all cells of a small reproduction may take together, unless two rounds take more."""
 SMALL_SUBSTITUTES = {"vit-b16": "resnet8", "swin-s": "resnet8", "swin-b": "resnet8", "resnet50": "resnet8"}
 """Models that are too large to try, and need weights from elsewhere."""
+LARGE_IMAGES = {"office-home": 20}
+"""How much longer a substitute takes for these than for small images."""
 
 _TRAINING_SAMPLES = {"fashion-mnist": 60_000, "cinic10": 90_000, "tiny-imagenet": 100_000, "ag-news": 120_000}
 
@@ -76,7 +78,10 @@ def small(cells: Sequence[PaperCell]) -> list[dict[str, Any]]:
     """
     for level in LEVELS:
         shrunk = {cell.run: _shrunk(cell.content, level) for cell in cells}
-        one_round = sum(core_seconds({**content, "rounds": 1}) for content in shrunk.values())
+        one_round = sum(
+            core_seconds({**content, "rounds": 1}) * LARGE_IMAGES.get(content["dataset"], 1)
+            for content in shrunk.values()
+        )
         rounds = min(40, int(SMALL_BUDGET / max(one_round, 1e-9)))
         if rounds >= 3:
             break
