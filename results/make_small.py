@@ -1,6 +1,6 @@
 """Time every preset at small scale: `python results/make_small.py`; it takes long and goes on where it was stopped.
 
-Writes small-scale.json after every preset, and small-scale.md from it.
+Writes small-scale.json after every preset, and small-scale.md from it; with `--page` only the latter.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ not the papers' numbers.
 
 def main() -> None:
     found = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    if "--page" in sys.argv:
+        return write_page(found)
     for preset in sorted(presets(), key=lambda preset: -preset.cost()[0]):
         if preset.key not in found:
             found[preset.key] = measure(preset.key) | {"runs": preset.cost()[0]}
@@ -50,6 +52,8 @@ def write_page(found: dict[str, dict[str, float]]) -> None:
     rows = [f"| {key} | {row['runs']} | {row['seconds']:.0f} | {row['code']} |" for key, row in found.items()]
     longest = max(found, key=lambda key: found[key]["seconds"])
     tail = f"\nThe longest is {longest} with {found[longest]['seconds']:.0f} seconds.\n"
+    if missing := [preset.key for preset in presets() if preset.key not in found]:
+        tail += f"\nNot measured: {', '.join(missing)}.\n"
     PAGE.write_text(HEAD + "\n".join(rows) + "\n" + tail)
 
 
