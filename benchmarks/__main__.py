@@ -31,7 +31,7 @@ def main() -> int:
     if options.report:
         report.README.write_text(report.readme(report.load(quick=False)))
         return 0
-    parts = options.parts or list(report.PARTS)
+    parts = options.parts or list(report.QUICK_PARTS if options.quick else report.PARTS)
     if len(parts) == 1:
         run(parts[0], options.quick)
         return 0

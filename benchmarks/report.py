@@ -26,6 +26,9 @@ PARTS = {
     "stacking": "Several small clients at once",
 }
 
+QUICK_PARTS = ("limit", "breakdown", "peers", "methods", "memory", "overhead")
+"""what `--quick` measures when nothing is named: the others compare nothing that short runs could tell"""
+
 ABOUT = """# Benchmarks
 
 Written by `python -m benchmarks`; do not edit.
@@ -33,7 +36,7 @@ Written by `python -m benchmarks`; do not edit.
 | | |
 | --- | --- |
 | `make bench` | everything, about an hour; makes an environment for every peer in `benchmarks/.venvs` |
-| `make bench-quick` | all parts with less of everything, under 3 minutes; skips peers that are not installed |
+| `make bench-quick` | {quick} with less of everything, under 3 minutes; skips peers that are not installed |
 | `python -m benchmarks limit methods` | some parts: {parts} |
 
 Everything that is compared takes turns in one run, since seconds depend on what else a machine does. A ratio is the
@@ -68,7 +71,10 @@ def save(part: str, entry: dict[str, Any], quick: bool) -> None:
 
 
 def readme(entries: dict[str, Any]) -> str:
-    lines = [ABOUT.format(parts=", ".join(f"`{part}`" for part in PARTS)), "## Targets\n", _targets(entries)]
+    named = {
+        name: ", ".join(f"`{p}`" for p in parts) for name, parts in (("parts", PARTS), ("quick", QUICK_PARTS))
+    }
+    lines = [ABOUT.format(**named), "## Targets\n", _targets(entries)]
     for part, title in PARTS.items():
         lines += [f"\n## {title}\n", (module(part).__doc__ or "").strip(), ""]
         if part not in entries:

@@ -66,6 +66,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of every process")
     parser.add_argument("--processes", type=int, default=1, help="that train clients side by side")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--loader", action="store_true", help="batches by a DataLoader (Flower)")
     return parser.parse_args()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -10,6 +11,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 app = ClientApp()
 steps = Steps()
@@ -18,6 +20,11 @@ steps = Steps()
 @cache
 def data(workload: str) -> list[tuple[Tensor, Tensor]]:
     return WORKLOADS[workload].data()
+
+
+def by_index(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """An epoch's batches without a DataLoader, which gathers sample by sample."""
+    return ((x[rows], y[rows]) for rows in torch.randperm(len(x)).split(BATCH))
 
 
 @app.train()
@@ -30,10 +37,11 @@ def train(message: Message, context: Context) -> Message:
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     x, y = data(config["workload"])[context.node_config["partition-id"]]
+    loader = DataLoader(TensorDataset(x, y), BATCH, shuffle=True) if config["loader"] else None
     for _ in range(config["epochs"]):
-        for batch in torch.randperm(len(x)).split(BATCH):
+        for inputs, targets in loader or by_index(x, y):
             optimizer.zero_grad()
-            cross_entropy(model(x[batch]), y[batch]).backward()
+            cross_entropy(model(inputs), targets).backward()
             optimizer.step()
     metrics = MetricRecord({"num-examples": len(x), "steps": steps.take()})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})

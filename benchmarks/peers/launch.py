@@ -21,7 +21,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VENVS = Path(os.environ.get("FEDFLAT_BENCH_VENVS") or HERE.parent / ".venvs")
-PEERS = ("fluke", "pfl", "flwr")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -39,6 +38,7 @@ def launch(
     processes: int = 1,
     epochs: int = 5,
     *,
+    loader: bool = False,
     venvs: Path = VENVS,
     timeout: float = 3600,
 ) -> dict[str, Any]:
@@ -51,21 +51,13 @@ def launch(
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         script = [str(HERE / f"run_{peer}.py"), "--workload", workload, "--rounds", str(rounds)]
         script += ["--threads", str(threads), "--processes", str(processes), "--epochs", str(epochs)]
+        script += ["--loader"] * loader
         out = _run([*start, *script], threads, timeout)
         return next(json.loads(line) for line in reversed(out.splitlines()) if line.startswith("{"))
     except subprocess.TimeoutExpired:
         return layout | {"error": f"not done after {timeout:.0f} s"}
     except Exception as error:
         return layout | {"error": str(error) or type(error).__name__}
-
-
-def layouts(peer: str, cores: int | None = None) -> list[tuple[int, int]]:
-    """(processes, threads) that may be the fastest for a peer: one core, all in one process, one process per core."""
-    cores = cores or len(os.sched_getaffinity(0))
-    sensible = [(1, 1), (1, cores), (cores, 1)]
-    if peer == "fluke":  # trains clients side by side only on several GPUs
-        sensible.pop()
-    return list(dict.fromkeys(sensible))
 
 
 def installed(peer: str, venvs: Path = VENVS) -> bool:

@@ -31,11 +31,12 @@ class Timed(FedAvg):
 def main(grid: Grid, context: Context) -> None:
     # the fraction alone is too few when the first round begins before all nodes are registered
     strategy = Timed(COHORT / CLIENTS, 0.0, min_train_nodes=COHORT, min_available_nodes=CLIENTS)
+    given = {name: getattr(run, name) for name in ("workload", "threads", "epochs", "loader")}
     strategy.start(
         grid,
         ArrayRecord(WORKLOADS[run.workload].model().state_dict()),
         num_rounds=run.rounds + 1,
-        train_config=ConfigRecord({"workload": run.workload, "threads": run.threads, "epochs": run.epochs}),
+        train_config=ConfigRecord(given),
     )
 
 
@@ -45,5 +46,8 @@ if __name__ == "__main__":
         initial["_temp_dir"] = os.environ["RAY_TMPDIR"]
     resources = {"num_cpus": run.threads, "num_gpus": 0.0}
     run_simulation(server, app, CLIENTS, backend_config={"init_args": initial, "client_resources": resources})
-    note = "Ray actors x threads; the local loop is the user's: index batches, faster than the guide's DataLoader"
+    batches = (
+        "a DataLoader, as in its guide" if run.loader else "index batches, faster than its guide's DataLoader"
+    )
+    note = f"Ray actors x threads; the local loop is the user's: {batches}"
     laps.report("flwr", "flwr", run, note)
