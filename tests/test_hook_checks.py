@@ -145,6 +145,14 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "combine returns a part": ({"combine": lambda self, server, update: update[:3]}, r"a tensor of shape \(3,\)"),
     "start returns nothing": ({"start": lambda self, server, w: None}, "start returns nothing"),
     "loss returns nothing": ({"loss": lambda self, step, outputs: None}, "loss returns nothing; .* one number"),
+    "steady_shift returns a vector": (
+        {"steady_shift": lambda self, local: local.start},
+        r"steady_shift returns a tensor .* a vector and its scale",
+    ),
+    "steady_shift returns a part": (
+        {"steady_shift": lambda self, local: (local.start[:3], 1.0)},
+        "steady_shift returns .* a vector and its scale",
+    ),
     "loss_gradient returns nothing": (
         {"loss_gradient": lambda self, step, outputs: None},
         r"loss_gradient returns nothing; .* shape \(10, 3\)",

@@ -93,6 +93,19 @@ def vector_like(mechanism: Any, hook: str, returned: object, w: Tensor) -> Tenso
     )
 
 
+def one_move(mechanism: Any, returned: object, w: Tensor) -> Any:
+    """For a move that is alike in every step; None is none."""
+    match returned:
+        case None:
+            return None
+        case (Tensor(shape=w.shape), int() | float()):
+            return returned
+    raise FedflatError(
+        f"{mechanism.name}: steady_shift returns {_described(returned)}; it must return a vector and its "
+        "scale, such as (local.received['momentum'], 0.9), or None."
+    )
+
+
 def one_per_output(mechanism: Any, returned: object, outputs: Tensor) -> Tensor:
     """For the gradient of a term of the loss."""
     if isinstance(returned, Tensor) and returned.shape == outputs.shape:

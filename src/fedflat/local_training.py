@@ -2,7 +2,7 @@
 
 x = start
 for every batch:
-    the point is x plus every mechanism's shift
+    the point is x plus every mechanism's shift      (or x is where the point is, if that is alike in every step)
     d is the gradient of (loss + every mechanism's term) at the point
     every mechanism corrects d
     x takes an SGD step along d       (clipping, then weight decay at x, then momentum)
@@ -11,6 +11,7 @@ upload x - start
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import reduce
 from typing import cast
 
@@ -24,10 +25,19 @@ from .evaluation import LossFunction
 from .first_layer import FirstLayer
 from .flat import FlatModel, Gradients, Pieces, all_dense
 from .frozen import FrozenModels, Passes
-from .hook_checks import Kept, Received, Untouched, in_place, named, one_number, one_per_output
+from .hook_checks import (
+    Kept,
+    Received,
+    Untouched,
+    in_place,
+    named,
+    one_move,
+    one_number,
+    one_per_output,
+)
 from .local import Local, Step
 from .local_sgd import LocalSGD, clip_, drifting_sgd_, sgd_
-from .mechanism import Correction, Mechanism, knows_loss_gradient, overrides
+from .mechanism import Correction, Mechanism, Move, knows_loss_gradient, overrides
 from .messages import Download, Upload
 from .method import Method
 from .randomness import torch_seeded
@@ -52,15 +62,20 @@ class LocalTraining:
         self.initial_buffers = model.read_buffers()
         hooks = {
             hook: [m for m in method.mechanisms if overrides(m, hook)]
-            for hook in ("begin", "shift", "loss", "end", "leave")
+            for hook in ("begin", "shift", "steady_shift", "loss", "end", "leave")
         }
-        self.begins, self.shifts, self.losses = hooks["begin"], hooks["shift"], hooks["loss"]
+        self.begins, self.losses = hooks["begin"], hooks["loss"]
+        self.shifts = [m for m in method.mechanisms if m in hooks["shift"] or m in hooks["steady_shift"]]
         self.ends, self.leaves = hooks["end"], hooks["leave"]
         self.pulls = [m for m in method.mechanisms if knows_loss_gradient(m)]
         self.losses = [m for m in self.losses if not knows_loss_gradient(m)]
         self.correctors = [
             m for m in method.mechanisms if overrides(m, "direction") or overrides(m, "correction")
         ]
+        self.moves: list[tuple[Mechanism, Move | None]] = []
+        """how the point is moved in every step of this round; None is by the hook `shift`"""
+        self.carried: list[Move] = []
+        """moves that the iterate itself has made, for the whole round"""
         self.corrections: list[tuple[Mechanism, Correction | None]] = []
         self.folded: Correction | None = None
         """all corrections of this round in one, where they are alike in every step"""
@@ -82,7 +97,7 @@ class LocalTraining:
         self.momentum_views = None if self.momentum is None else model.split(self.momentum)
         # a mechanism's loss might depend on the layer's weights otherwise than through its outputs
         alone = not self.losses and not self.pulls
-        self.first_layer = FirstLayer.of(model) if self.shifts and alone else None
+        self.first_layer = FirstLayer.of(model) if hooks["shift"] and alone else None
         self.local = Local(model, self.w)
         self.local.seed = seed
         self.step = Step(self.local, self)
@@ -127,6 +142,7 @@ class LocalTraining:
             for mechanism in self.begins:
                 mechanism.begin(local)
             self._fold_corrections()
+            self._find_moves()
             place, size = (local.round, client), self.sgd.batch_size
             for index, (inputs, targets) in enumerate(
                 batches(shard, size, local.steps, self.seed, place, self.frozen)
@@ -135,7 +151,9 @@ class LocalTraining:
                 self._take_step(first=index == 0)
 
         self.model.stand_on(self.w, self.w_views)
-        local.update = self.w - download.start
+        local.update = self.w - (self.away if self.carried else download.start)
+        if self.carried:
+            torch.add(download.start, local.update, out=self.w)
         vectors: dict[str, Tensor] = {}
         for mechanism in self.ends:
             vectors.update(named(mechanism, "end", mechanism.end(local)))
@@ -191,18 +209,26 @@ class LocalTraining:
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
             total = total + one_number(mechanism, mechanism.loss(step, outputs))
-        pull: Tensor | None = None
-        with torch.no_grad():
-            for mechanism in self.pulls:
-                more = one_per_output(mechanism, mechanism.loss_gradient(step, outputs), outputs)
-                pull = more if pull is None else pull + more
+        pull = self._pull(step, outputs) if self.pulls else None
         self.passes.make(1, 1)
         return self.model.gradients(total, outputs, pull), plain.detach()
+
+    @torch.no_grad()
+    def _pull(self, step: Step, outputs: Tensor) -> Tensor | None:
+        """The gradient for the outputs of all terms that know it themselves."""
+        pull: Tensor | None = None
+        for mechanism in self.pulls:
+            more = one_per_output(mechanism, mechanism.loss_gradient(step, outputs), outputs)
+            pull = more if pull is None else pull + more
+        return pull
 
     def _take_step(self, first: bool) -> None:
         step, d, sgd = self.step, self.direction, self.sgd
         iterate = self.w._version
-        for mechanism in self.shifts:
+        for mechanism, move in self.moves:
+            if move is not None:
+                step.move(*move)
+                continue
             in_place(mechanism, "shift", "move the point with step.move or step.climb", step)
             self._check_iterate(mechanism, "shift", iterate, "move the point with step.move or step.climb")
         gradients, loss = self.differentiate(step)
@@ -245,13 +271,40 @@ class LocalTraining:
         if folded.scale <= 0:
             return
         self.folded = folded
-        if folded.vectors:
-            if self._drift is None:
-                self._drift = torch.empty_like(self.w)
-            self.drift = self._drift.zero_()
-            self.drift_views = self.model.split(self.drift)
-            for vector, weight in folded.vectors:
-                self.drift.add_(vector, alpha=weight / folded.scale)
+        self._add_to_drift(folded.vectors)
+
+    def _add_to_drift(self, vectors: Iterable[tuple[Tensor, float]]) -> None:
+        """Let the direction have these too, times their weights, in every step."""
+        assert self.folded is not None
+        for vector, weight in vectors:
+            if self.drift is None:
+                if self._drift is None:
+                    self._drift = torch.empty_like(self.w)
+                self.drift = self._drift.zero_()
+                self.drift_views = self.model.split(self.drift)
+            self.drift.add_(vector, alpha=weight / self.folded.scale)
+
+    def _find_moves(self) -> None:
+        """Find out how the point is moved in this round.
+
+        Where that is alike in every step and nobody looks at the iterate, the iterate x is carried to the point
+        `x + δ` once, and steps are taken from there: they are the same, but for a pull, which goes to x itself.
+        """
+        found = [(m, one_move(m, m.steady_shift(self.local), self.w)) for m in self.shifts]
+        self.moves = [(m, move) for m, move in found if move is not None or overrides(m, "shift")]
+        steady = [move for _, move in self.moves if move is not None]
+        alone = self.folded is not None and not self.losses and not self.pulls
+        self.carried = steady if alone and len(steady) == len(self.moves) else []
+        if not self.carried:
+            return
+        assert self.folded is not None
+        self.away.copy_(self.local.start)
+        for vector, scale in self.carried:
+            self.away.add_(vector, alpha=scale)
+        self.w.copy_(self.away)
+        self.moves = []
+        if self.folded.pull:
+            self._add_to_drift((vector, -self.folded.pull * scale) for vector, scale in self.carried)
 
     def _descend(self, gradients: Gradients, correction: Correction) -> None:
         """`w ← w − η scale (g + drift + pull/scale w)`; of an embedding only the rows in the batch."""

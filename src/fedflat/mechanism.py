@@ -6,7 +6,8 @@ A mechanism is a small frozen dataclass. It overrides only the hooks it needs; t
     start         where the clients start, if not at w              (server)
     send          what only this one client receives                (server, per client)
     begin         prepare the local round                           (client)
-    shift         move the point where the gradient is taken        (client, per step)
+    steady_shift  move the point where gradients are taken, in every step alike (client, once)
+    shift         move it in any other way                          (client, per step)
     loss          a term added to the loss                          (client, per gradient)
     loss_gradient its gradient for the outputs, where that is known (client, per gradient)
     correction    correct the descent direction, in every step alike (client, once)
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from .messages import Upload
     from .server import Server
 
+Move = tuple[Tensor, float]
+"""A vector and its scale."""
 Value = Tensor | float
 """What state is made of: a vector (or None while it does not exist yet) or a number."""
 
@@ -147,6 +150,10 @@ class Mechanism:
 
     def begin(self, local: Local) -> None:
         """Prepare the client's round."""
+
+    def steady_shift(self, local: Local) -> Move | None:
+        """How the point is moved in every step of this round; None if not at all, or if `shift` does it."""
+        return None
 
     def shift(self, step: Step) -> None:
         """Move the point where the gradient is taken, with `step.move`."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Mechanism
+from ..mechanism import Contract, Mechanism, Move
 from ..parameters import choice, number
 
 if TYPE_CHECKING:
-    from ..local import Local, Step
+    from ..local import Local
     from ..server import Server
 
 
@@ -37,22 +37,22 @@ class HistoryAscent(Mechanism):
         """The last step is 0 at first."""
         return {} if self.source == "history" else {"last_step": torch.zeros_like(w)}
 
-    def begin(self, local: Local) -> None:
-        """Find the direction, then remember the model just received."""
+    def steady_shift(self, local: Local) -> Move | None:
+        """The same move in every step."""
         if self.source == "server":
             step = local.received["last_step"]
-            local.notes[self] = (step, -self.rho * inverse_norm(step))
-            return
+            return step, -self.rho * inverse_norm(step)
         old = local.state.get("last_model")
-        if old is not None:
-            offset = torch.sub(old, local.start, out=local.scratch("w_old − w"))
-            local.notes[self] = (offset, self.rho * inverse_norm(offset))
-        local.state["last_model"] = local.start.clone()
+        if old is None:
+            return None
+        offset = torch.sub(old, local.start, out=local.scratch("w_old − w"))
+        return offset, self.rho * inverse_norm(offset)
 
-    def shift(self, step: Step) -> None:
-        """The same move every step."""
-        if self in step.local.notes:
-            step.move(*step.local.notes[self])
+    def end(self, local: Local) -> Mapping[str, Tensor]:
+        """Remember the model received."""
+        if self.source == "history":
+            local.state["last_model"] = local.start.clone()
+        return {}
 
     def finish(self, server: Server) -> None:
         """Remember the step just made."""

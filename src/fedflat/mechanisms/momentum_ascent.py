@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..flat import inverse_norm
-from ..mechanism import Contract, Mechanism
+from ..mechanism import Contract, Mechanism, Move
 from ..parameters import number
 
 if TYPE_CHECKING:
-    from ..local import Local, Step
+    from ..local import Local
 
 
 class MomentumAscent(Mechanism):
@@ -24,10 +24,7 @@ class MomentumAscent(Mechanism):
         """Needs the server's momentum at the clients."""
         return Contract(down=("momentum",))
 
-    def begin(self, local: Local) -> None:
-        """The length does not change during the round."""
-        local.notes[self] = -self.rho * inverse_norm(local.received["momentum"])
-
-    def shift(self, step: Step) -> None:
+    def steady_shift(self, local: Local) -> Move:
         """Move against the momentum."""
-        step.move(step.local.received["momentum"], step.local.notes[self])
+        momentum = local.received["momentum"]
+        return momentum, -self.rho * inverse_norm(momentum)

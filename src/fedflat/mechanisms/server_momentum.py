@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..mechanism import Contract, Mechanism
+from ..mechanism import Contract, Mechanism, Move
 from ..parameters import number
 
 if TYPE_CHECKING:
-    from ..local import Step
+    from ..local import Local
     from ..server import Server
 
 _CORRECTIONS = ("control-variates", "dual-correction", "dynamic-regulariser")
@@ -53,9 +53,9 @@ class NesterovMomentum(ServerMomentum):
         """M travels down."""
         return Contract(down=("momentum",), after=_CORRECTIONS)
 
-    def shift(self, step: Step) -> None:
+    def steady_shift(self, local: Local) -> Move:
         """Look where the momentum leads."""
-        step.move(step.local.received["momentum"], self.momentum)
+        return local.received["momentum"], self.momentum
 
 
 class LookAheadMomentum(ServerMomentum):
