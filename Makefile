@@ -24,10 +24,10 @@ format: $(VENV)/tested  ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/measurable  ## measure everything and write benchmarks/README.md: about an hour
+bench: $(VENV)/measurable  ## measure everything and write benchmarks/README.md: about 80 minutes
 	$(BIN)/python -m benchmarks
 
-bench-quick: $(VENV)/measurable  ## the same with less of everything: under 3 minutes
+bench-quick: $(VENV)/measurable  ## the main parts with less of everything: under 3 minutes
 	$(BIN)/python -m benchmarks --quick
 
 docs: $(VENV)/documented  ## the documentation as a site, in site/, without a network

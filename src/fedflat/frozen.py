@@ -44,8 +44,8 @@ class Passes:
 class _Frozen:
     """One frozen model and what is known of its outputs."""
 
-    def __init__(self, weights: dict[str, Tensor], then: Transform | None) -> None:
-        self.weights, self.then = weights, then
+    def __init__(self, vector: Tensor, weights: dict[str, Tensor], then: Transform | None) -> None:
+        self.vector, self.weights, self.then = vector, weights, then
         self.everywhere: Tensor | None = None
         self.epoch = self.batch = -1
         self.outputs = torch.empty(0)
@@ -57,6 +57,7 @@ class FrozenModels:
     def __init__(self, model: FlatModel, passes: Passes) -> None:
         self._model, self._passes = model, passes
         self._frozen: dict[tuple[int, Transform | None], _Frozen] = {}
+        self._latest: _Frozen | None = None
         self._samples: Tensor | None = None
         self._inputs = torch.empty(0)
         self._order: Tensor | None = None
@@ -77,10 +78,12 @@ class FrozenModels:
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with these weights on the present batch, or what `then` makes of them."""
-        key = (vector.data_ptr(), then)
-        if key not in self._frozen:
-            self._frozen[key] = _Frozen(self._model.named(vector), then)
-        frozen = self._frozen[key]
+        frozen = self._latest  # mostly the same again, and asking is quicker than a hash of the key
+        if frozen is None or frozen.vector is not vector or frozen.then != then:
+            key = (vector.data_ptr(), then)
+            if key not in self._frozen:
+                self._frozen[key] = _Frozen(vector, self._model.named(vector), then)
+            frozen = self._latest = self._frozen[key]
         if frozen.epoch != self._epoch:
             frozen.outputs = self._epoch_outputs(frozen)
             frozen.epoch, frozen.batch = self._epoch, -1

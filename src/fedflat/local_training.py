@@ -213,10 +213,10 @@ class LocalTraining:
         self.passes.make(1, 1)
         return self.model.gradients(total, outputs, pull), plain.detach()
 
-    @torch.no_grad()
     def _pull(self, step: Step, outputs: Tensor) -> Tensor | None:
         """The gradient for the outputs of all terms that know it themselves."""
         pull: Tensor | None = None
+        outputs = outputs.detach()  # so that autograd does not record what follows; quicker than no_grad
         for mechanism in self.pulls:
             more = one_per_output(mechanism, mechanism.loss_gradient(step, outputs), outputs)
             pull = more if pull is None else pull + more

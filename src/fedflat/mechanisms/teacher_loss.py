@@ -41,7 +41,7 @@ class Distilling:
     def pull(self, taught: Tensor, logits: Tensor) -> Tensor:
         """The gradient of that for the logits, `γ τ ( softmax(z/τ) − taught )`, a mean too."""
         rows = logits.numel() // logits.shape[-1]
-        return F.softmax(logits * (1.0 / self.tau), dim=-1).sub_(taught).mul_(self.gamma * self.tau / rows)
+        return torch.softmax(logits * (1.0 / self.tau), -1).sub_(taught).mul_(self.gamma * self.tau / rows)
 
 
 class TrajectoryLoss(Distilling, Mechanism):
