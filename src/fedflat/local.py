@@ -12,7 +12,7 @@ from .flat import FlatModel, Pieces, all_dense, inverse_norm_of
 from .frozen import Transform
 
 if TYPE_CHECKING:
-    from .first_layer import FirstLayer
+    from .chain import Chain
     from .local_training import LocalTraining
 
 
@@ -92,13 +92,17 @@ class Step:
             torch.addcmul(at, vector, times, value=scale, out=away)
         self._moved = True
 
-    def move_pieces(self, pieces: Pieces, scale: float) -> None:
-        """Move the point by `scale` times a vector that is given as one tensor per parameter."""
+    def move_pieces(self, pieces: Pieces, scale: float, times: Pieces | None = None) -> None:
+        """The same with vectors that are given as one tensor per parameter."""
         self._away()
         away = self._training.away_views
         at = away if self._moved else self._training.w_views
-        for here, piece, there in zip(at, pieces, away, strict=True):
-            torch.add(here, piece, alpha=scale, out=there)
+        if times is None:
+            for here, piece, there in zip(at, pieces, away, strict=True):
+                torch.add(here, piece, alpha=scale, out=there)
+        else:
+            for here, piece, factor, there in zip(at, pieces, times, away, strict=True):
+                torch.addcmul(here, piece, factor, value=scale, out=there)
         self._moved = True
 
     def room(self) -> tuple[Tensor, Pieces]:
@@ -135,12 +139,11 @@ class Step:
         """The gradient at the point, on this step's batch: one more forward and backward pass."""
         self.settle()
         self.first = self._training.first
-        gradients, _ = self._training.differentiate(self)
-        self.local.model.write(gradients, self._training.first_views)
+        self._training.differentiate_into(self._training.first_views, self)
         return self.first
 
     def gradient_pieces(self) -> Pieces:
-        """The gradient at the point, on this step's batch, one tensor per parameter: one more pass each way."""
+        """The same, one tensor per parameter, which the caller may change."""
         self.settle()
         gradients, _ = self._training.differentiate(self)
         if all_dense(gradients):
@@ -150,45 +153,48 @@ class Step:
 
     def climb(self, length: float, normalize: bool) -> None:
         """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
-        layer = self._training.first_layer
-        if layer is not None and layer.pays(self.inputs):
-            self._climb_past(layer, length, normalize)
+        chain = self._training.chain_for(self)
+        if chain is not None and chain.pays(self.inputs):
+            self._climb_past(chain, length, normalize)
             return
         gradient = self.gradient_pieces()
         if normalize:
             length *= inverse_norm_of(gradient)
         self.move_pieces(gradient, length)
 
-    def _climb_past(self, layer: FirstLayer, length: float, normalize: bool) -> None:
+    def _climb_past(self, chain: Chain, length: float, normalize: bool) -> None:
         """The same, but for the first layer's parameters, which the second pass can do without."""
         self.settle()
         training = self._training
-        loss = training.loss(layer.first_pass(self.inputs), self.targets)
-        training.passes.make(1, 1)
+        training.go_back(chain, self)
         at, away = self.local.model.parameters, training.away_views
-        for index, piece in zip(layer.others, layer.climb(loss, length, normalize), strict=True):
-            torch.add(at[index].data, piece, alpha=layer.scale, out=away[index])
-        self._behind = [at[index].data for index in layer.own]
+        for index, piece in zip(chain.others, chain.climb(length, normalize), strict=True):
+            torch.add(at[index].data, piece, alpha=chain.scale, out=away[index])
+        self._behind = [at[index].data for index in chain.own]
         self._moved = True
         self.local.model.stand_on(training.away, away)
 
     def _catch_up(self) -> None:
         """Move the first layer's parameters to the point too, where somebody wants to see or move it."""
         if self._behind is not None:
-            layer = self._training.first_layer
-            assert layer is not None
-            for index, here, piece in zip(layer.own, self._behind, layer.gradient(), strict=True):
-                torch.add(here, piece, alpha=layer.scale, out=self._training.away_views[index])
+            chain = self._training.chain
+            assert chain is not None
+            for index, here, piece in zip(chain.own, self._behind, chain.gradient_of_first(), strict=True):
+                torch.add(here, piece, alpha=chain.scale, out=self._training.away_views[index])
             self._behind = None
 
     def outputs(self) -> Tensor:
         """The outputs of the model at the point, on this step's batch."""
-        if self._behind is not None:
-            assert self._training.first_layer is not None
-            return self._training.first_layer.second_pass(self.inputs)
         self.settle()
         outputs: Tensor = self.local.model.module(self.inputs)
         return outputs
+
+    def outputs_of(self, chain: Chain) -> Tensor:
+        """The same of a chain, which alone can be differentiated then."""
+        if self._behind is not None:
+            return chain.forward_again()
+        self.settle()
+        return chain.forward(self.inputs)
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with other weights, constant in this round, on this step's batch.

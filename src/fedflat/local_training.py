@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from .batches import batches
+from .chain import Chain, differentiate_loss
 from .data.federation import Shard
 from .errors import FedflatError
 from .evaluation import LossFunction
-from .first_layer import FirstLayer
 from .flat import FlatModel, Gradients, Pieces, all_dense
 from .frozen import FrozenModels, Passes
 from .hook_checks import (
@@ -95,9 +95,8 @@ class LocalTraining:
         self.away_views = model.split(self.away)
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
         self.momentum_views = None if self.momentum is None else model.split(self.momentum)
-        # a mechanism's loss might depend on the layer's weights otherwise than through its outputs
-        alone = not self.losses and not self.pulls
-        self.first_layer = FirstLayer.of(model) if hooks["shift"] and alone else None
+        # a mechanism's loss might depend on weights otherwise than through the model's outputs
+        self.chain = None if self.losses else Chain.of(model)
         self.local = Local(model, self.w)
         self.local.seed = seed
         self.step = Step(self.local, self)
@@ -205,13 +204,42 @@ class LocalTraining:
 
     def differentiate(self, step: Step) -> tuple[Gradients, Tensor]:
         """The gradient of the loss and every mechanism's term, where the model stands, and the plain loss."""
+        chain = self.chain_for(step)
+        if chain is not None:
+            loss = self.go_back(chain, step)
+            return chain.gradients(), loss
         outputs = step.outputs()
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
             total = total + one_number(mechanism, mechanism.loss(step, outputs))
-        pull = self._pull(step, outputs) if self.pulls else None
+        pull = self._pull(step, outputs)
         self.passes.make(1, 1)
         return self.model.gradients(total, outputs, pull), plain.detach()
+
+    def differentiate_into(self, views: list[Tensor], step: Step) -> Tensor:
+        """The same gradient in views of a flat vector; the plain loss."""
+        chain = self.chain_for(step)
+        if chain is not None:
+            loss = self.go_back(chain, step)
+            chain.write(views)
+            return loss
+        gradients, loss = self.differentiate(step)
+        self.model.write(gradients, views)
+        return loss
+
+    def chain_for(self, step: Step) -> Chain | None:
+        """What differentiates by hand, where the model and the batch are such."""
+        return self.chain if self.chain is not None and self.chain.takes(step.inputs) else None
+
+    def go_back(self, chain: Chain, step: Step) -> Tensor:
+        """Forward and back through a chain, which then knows the gradient; the plain loss."""
+        with torch.no_grad():
+            outputs = step.outputs_of(chain)
+            loss, delta = differentiate_loss(self.loss, outputs, step.targets)
+            pull = self._pull(step, outputs)
+            chain.backward(delta if pull is None else delta.add_(pull))
+        self.passes.make(1, 1)
+        return loss
 
     def _pull(self, step: Step, outputs: Tensor) -> Tensor | None:
         """The gradient for the outputs of all terms that know it themselves."""
@@ -231,15 +259,13 @@ class LocalTraining:
                 continue
             in_place(mechanism, "shift", "move the point with step.move or step.climb", step)
             self._check_iterate(mechanism, "shift", iterate, "move the point with step.move or step.climb")
-        gradients, loss = self.differentiate(step)
-        self._loss_sum += loss
-        if self.folded is not None:  # no need to gather the gradient first
-            self._descend(gradients, self.folded)
+        if self.folded is not None:
+            self._loss_sum += self._descend(step, self.folded)
             return
         if not self.corrections and sgd.clip_norm is None:
-            self._descend_with_memory(gradients, first)
+            self._loss_sum += self._descend_with_memory(step, first)
             return
-        self.model.write(gradients, self.direction_views)
+        self._loss_sum += self.differentiate_into(self.direction_views, step)
         if sgd.clip_norm is not None and sgd.clip_stage == "gradient":
             clip_(d, sgd.clip_norm)
         for mechanism, correction in self.corrections:
@@ -306,15 +332,23 @@ class LocalTraining:
         if self.folded.pull:
             self._add_to_drift((vector, -self.folded.pull * scale) for vector, scale in self.carried)
 
-    def _descend(self, gradients: Gradients, correction: Correction) -> None:
-        """`w ← w − η scale (g + drift + pull/scale w)`; of an embedding only the rows in the batch."""
+    def _descend(self, step: Step, correction: Correction) -> Tensor:
+        """`w ← w − η scale (g + drift + pull/scale w)`; of an embedding only the rows in the batch. The loss."""
         lr, decay = self.local.lr * correction.scale, correction.pull / correction.scale
-        if all_dense(gradients):
+        chain = self.chain_for(step)
+        if chain is not None:  # no need for a gradient at all
+            loss = self.go_back(chain, step)
+            chain.descend(self.w_views, decay, lr)
+            if self.drift is not None:
+                self.w.add_(self.drift, alpha=-lr)
+            return loss
+        gradients, loss = self.differentiate(step)
+        if all_dense(gradients):  # no need to gather it first
             pieces: Pieces = cast("tuple[Tensor, ...]", gradients)
             if decay or self.drift_views is not None:
                 pieces = self._aligned(pieces)
             drifting_sgd_(self.w_views, pieces, self.drift_views, decay, lr)
-            return
+            return loss
         if decay:
             self.w.mul_(1.0 - lr * decay)
         if self.drift is not None:
@@ -325,9 +359,11 @@ class LocalTraining:
                 w.index_add_(0, gradient.indices()[0], gradient.values(), alpha=-lr)
             elif gradient is not None:
                 w.add_(gradient, alpha=-lr)
+        return loss
 
-    def _descend_with_memory(self, gradients: Gradients, first: bool) -> None:
-        """A step of SGD with momentum along the gradient alone."""
+    def _descend_with_memory(self, step: Step, first: bool) -> Tensor:
+        """A step of SGD with momentum along the gradient alone; the loss."""
+        gradients, loss = self.differentiate(step)
         pieces = self.direction_views
         if all_dense(gradients):
             pieces = self._aligned(cast("tuple[Tensor, ...]", gradients))
@@ -335,6 +371,7 @@ class LocalTraining:
             self.model.write(gradients, pieces)
         sgd = self.sgd
         sgd_(self.w_views, pieces, self.momentum_views, sgd.momentum, sgd.weight_decay, self.local.lr, first)
+        return loss
 
     def _aligned(self, gradients: Pieces) -> list[Tensor]:
         """Gradients that lie in memory as the parameters do, which the fused update takes for granted."""

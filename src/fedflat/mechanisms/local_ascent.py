@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..flat import inverse_norm
+from ..flat import inverse_norm, inverse_norm_of
 from ..mechanism import Contract, Correction, Mechanism
 from ..parameters import number
 from .momentum_blend import BLENDS
@@ -69,21 +69,14 @@ class AdaptiveAscent(Mechanism):
 
     def shift(self, step: Step) -> None:
         """Move the point uphill, far where weights are large."""
-        local = step.local
-        scale = local.scratch("adaptive scale")
-        if self not in local.notes:
-            names, scales = local.model.names, local.model.split(scale)
-            others = [piece for name, piece in zip(names, scales, strict=True) if not is_weight(name)]
-            local.notes[self] = scales, others
-        scales, others = local.notes[self]
         gradient = step.gradient_pieces()
+        scale, scales = step.room()
         torch.abs(step.w, out=scale).add_(self.eta)
-        for piece in others:
-            piece.fill_(1.0)
-        scaled, products = step.room()
-        for piece, factor, product in zip(gradient, scales, products, strict=True):
-            torch.mul(piece, factor, out=product)
-        step.move(scaled, self.rho * inverse_norm(scaled), times=scale)
+        for name, piece in zip(step.local.model.names, scales, strict=True):
+            if not is_weight(name):
+                piece.fill_(1.0)
+        torch._foreach_mul_(gradient, scales)
+        step.move_pieces(gradient, self.rho * inverse_norm_of(gradient), times=scales)
 
 
 def is_weight(name: str) -> bool:

@@ -1,0 +1,192 @@
+"""A fully connected network, differentiated by hand.
+
+Between the products of a small network autograd's bookkeeping takes as long as a product. With samples `a_0 = x`, a
+row each, layers `z_l = a_{l−1} W_lᵀ + b_l`, `a_l = relu(z_l)`, and the gradient `δ_l` for z_l,
+
+    δ_{l−1} = δ_l W_l ∘ [z_{l−1} > 0]      ∇W_l = δ_lᵀ a_{l−1}      ∇b_l = δ_lᵀ 1
+
+A step of SGD then needs no gradient in memory: `W ← (1−ηλ) W − η δᵀa` is one product that adds to what is there.
+
+SAM's ascent does without most of the first layer. In both passes of a step its inputs are the samples, so at the
+point that lies `s` times the gradient away it gives
+
+    z' = z + s (xxᵀ + 1) δ
+
+and its share of the gradient's squared length is `Σ (xxᵀ + 1)δ ∘ δ`. The first pass needs no gradient of its weights,
+the second no product with them, and they need not be moved: what is left are products with `xxᵀ`, which is as small
+as the batch. To rounding, all numbers are those of autograd.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .evaluation import LossFunction
+from .flat import SMALLEST_NORM, FlatModel, Pieces
+
+# what autograd itself calls, by the shortest way
+_relu_backward = torch.ops.aten.threshold_backward.default
+_nll_loss = torch.ops.aten.nll_loss_forward.default
+_nll_loss_backward = torch.ops.aten.nll_loss_backward.default
+_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
+_MEAN, _IGNORED = 1, -100
+"""`F.cross_entropy`'s defaults"""
+
+
+class Chain:
+    """The layers of such a network, and what the latest passes leave for the next."""
+
+    def __init__(self, model: FlatModel, layers: list[nn.Linear], flattened: bool) -> None:
+        self.flattened = flattened
+        self.parameters = [(layer.weight, layer.bias) for layer in layers]
+        places = {id(p): index for index, p in enumerate(model.parameters)}
+        self.places = [(places[id(weight)], places.get(id(bias))) for weight, bias in self.parameters]
+        """where among the model's parameters weights and biases are"""
+        self.own = [index for index in self.places[0] if index is not None]
+        """where those of the first layer are"""
+        self.others = [index for index in range(len(model.parameters)) if index not in self.own]
+        outputs, inputs = layers[0].weight.shape
+        self.largest_batch = inputs * outputs // (inputs + outputs)
+        """half as many samples as make the products with xxᵀ as large as those that they replace"""
+        self.inputs: list[Tensor] = []
+        """of every layer"""
+        self.deltas: list[Tensor] = []
+        """for the outputs of every layer"""
+        self.first = self.delta = self.lift = torch.empty(0)
+        self.scale = 0.0
+
+    @classmethod
+    def of(cls, model: FlatModel) -> Chain | None:
+        """It, where the model is a sequence of linear layers with ReLU between them and nothing else, all trained.
+
+        Samples may be flattened before. Not where somebody's hooks look on, which autograd would have called.
+        """
+        module = model.module
+        if type(module) is not nn.Sequential or any(_watched(part) for part in module.modules()):
+            return None
+        parts = list(module)
+        first = parts[0] if parts else None
+        flattened = type(first) is nn.Flatten and first.start_dim == 1 and first.end_dim == -1
+        parts = parts[1:] if flattened else parts
+        layers = [layer for layer in parts[::2] if type(layer) is nn.Linear]
+        if not parts or len(parts) != 2 * len(layers) - 1 or any(type(r) is not nn.ReLU for r in parts[1::2]):
+            return None
+        named = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
+        if len({id(p) for p in named}) < len(named) or len(named) != len(model.parameters):
+            return None  # used twice, or not trained
+        return cls(model, layers, flattened)
+
+    def takes(self, samples: Tensor) -> bool:
+        """Whether samples are a row each."""
+        return self.flattened or samples.dim() == 2
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """The outputs."""
+        x = samples.flatten(1) if self.flattened else samples
+        weight, bias = self.parameters[0]
+        self.first = F.linear(x, weight, bias)
+        return self._on(x, self.first)
+
+    def forward_again(self) -> Tensor:
+        """The same at the point climbed to, to which all parameters but the first layer's have been moved."""
+        return self._on(self.inputs[0], torch.add(self.first, self.lift, alpha=self.scale))
+
+    def _on(self, x: Tensor, z: Tensor) -> Tensor:
+        """Through all layers but the first."""
+        self.inputs = [x]
+        for weight, bias in self.parameters[1:]:
+            a = torch.relu(z)
+            self.inputs.append(a)
+            z = F.linear(a, weight, bias)
+        return z
+
+    def backward(self, delta: Tensor) -> None:
+        """Find the gradient for every layer's outputs, from the one for the last's."""
+        deltas = [delta]
+        for number in range(len(self.parameters) - 1, 0, -1):
+            delta = _relu_backward(delta @ self.parameters[number][0], self.inputs[number], 0)
+            deltas.append(delta)
+        self.deltas = deltas[::-1]
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        """One per parameter."""
+        return self._pieces(0, range(len(self.own) + len(self.others)))
+
+    def write(self, into: list[Tensor]) -> None:
+        """The same into views of a flat vector."""
+        for (weight, bias), delta, a in zip(self.places, self.deltas, self.inputs, strict=True):
+            torch.mm(delta.mT, a, out=into[weight])
+            if bias is not None:
+                torch.sum(delta, dim=0, out=into[bias])
+
+    def descend(self, w: Pieces, decay: float, lr: float) -> None:
+        """`w ← w − η (g + λ w)`, with w as one tensor per parameter."""
+        keep = 1.0 - lr * decay
+        for (weight, bias), delta, a in zip(self.places, self.deltas, self.inputs, strict=True):
+            w[weight].addmm_(delta.mT, a, beta=keep, alpha=-lr)
+            if bias is not None:
+                if keep != 1.0:
+                    w[bias].mul_(keep)
+                w[bias].sub_(delta.sum(dim=0), alpha=lr)
+
+    # -- the ascent past the first layer -----------------------------------------------------------
+
+    def pays(self, samples: Tensor) -> bool:
+        """Whether going past the first layer is the quicker way for a batch."""
+        return len(samples) <= self.largest_batch
+
+    def climb(self, length: float, normalize: bool) -> Pieces:
+        """Set out by `length` along the gradient of the latest backward pass, or by `length` times it.
+
+        Returns the gradient of all parameters but the first layer's; `scale` is what they move by along it.
+        """
+        x, self.delta = self.inputs[0], self.deltas[0]
+        gradient = self._pieces(1, self.others)
+        kernel = x @ x.mT
+        self.lift = (kernel if len(self.own) == 1 else kernel.add_(1.0)) @ self.delta
+        self.scale = length
+        if normalize:
+            norms = torch._foreach_norm(gradient) if gradient else ()
+            share, *lengths = torch.stack([torch.sum(self.lift * self.delta), *norms]).tolist()
+            norm = math.hypot(math.sqrt(max(0.0, share)), *lengths)
+            self.scale = length / norm if norm > SMALLEST_NORM else 0.0
+        return gradient
+
+    def gradient_of_first(self) -> Pieces:
+        """That of the first layer's own parameters, after all."""
+        pieces = (self.delta.mT @ self.inputs[0], self.delta.sum(dim=0))
+        return [pieces[self.places[0].index(index)] for index in self.own]
+
+    def _pieces(self, start: int, wanted: list[int] | range) -> tuple[Tensor, ...]:
+        """The gradient of the parameters from a layer on."""
+        pieces: dict[int, Tensor] = {}
+        for number in range(start, len(self.parameters)):
+            weight, bias = self.places[number]
+            delta = self.deltas[number]
+            pieces[weight] = delta.mT @ self.inputs[number]
+            if bias is not None:
+                pieces[bias] = delta.sum(dim=0)
+        return tuple(pieces[index] for index in wanted)
+
+
+def differentiate_loss(loss: LossFunction, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """A loss and its gradient for the outputs."""
+    if loss is F.cross_entropy and outputs.dim() == 2 and targets.dim() == 1:
+        logs = torch.log_softmax(outputs, 1)
+        value, weight = _nll_loss(logs, targets, None, _MEAN, _IGNORED)
+        delta = _nll_loss_backward(torch.ones_like(value), logs, targets, None, _MEAN, _IGNORED, weight)
+        return value, _log_softmax_backward(delta, logs, 1, outputs.dtype)
+    with torch.enable_grad():
+        outputs = outputs.detach().requires_grad_()
+        value = loss(outputs, targets)
+        (delta,) = torch.autograd.grad(value, outputs, materialize_grads=True)
+    return value.detach(), delta
+
+
+def _watched(part: nn.Module) -> bool:
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return any(hooks)
