@@ -24,6 +24,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from .evaluation import LossFunction
 from .flat import SMALLEST_NORM, FlatModel, Pieces
@@ -33,6 +34,8 @@ _relu_backward = torch.ops.aten.threshold_backward.default
 _nll_loss = torch.ops.aten.nll_loss_forward.default
 _nll_loss_backward = torch.ops.aten.nll_loss_backward.default
 _log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
+CANCELLED = 1e3
+"""a sum that is less than so many times the rounding of its terms"""
 _MEAN, _IGNORED = 1, -100
 """`F.cross_entropy`'s defaults"""
 
@@ -63,12 +66,11 @@ class Chain:
     def of(cls, model: FlatModel) -> Chain | None:
         """It, where the model is a sequence of linear layers with ReLU between them and nothing else, all trained.
 
-        Samples may be flattened before. Not where somebody's hooks look on, which autograd would have called.
+        Samples may be flattened before.
         """
-        module = model.module
-        if type(module) is not nn.Sequential or any(_watched(part) for part in module.modules()):
+        if type(model.module) is not nn.Sequential or altered(model):
             return None
-        parts = list(module)
+        parts = list(model.module)
         first = parts[0] if parts else None
         flattened = type(first) is nn.Flatten and first.start_dim == 1 and first.end_dim == -1
         parts = parts[1:] if flattened else parts
@@ -76,9 +78,8 @@ class Chain:
         if not parts or len(parts) != 2 * len(layers) - 1 or any(type(r) is not nn.ReLU for r in parts[1::2]):
             return None
         named = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
-        if len({id(p) for p in named}) < len(named) or len(named) != len(model.parameters):
-            return None  # used twice, or not trained
-        return cls(model, layers, flattened)
+        all_once = len(named) == len(model.parameters)  # none is used twice, or not trained
+        return cls(model, layers, flattened) if all_once else None
 
     def takes(self, samples: Tensor) -> bool:
         """Whether samples are a row each."""
@@ -139,10 +140,11 @@ class Chain:
         """Whether going past the first layer is the quicker way for a batch."""
         return len(samples) <= self.largest_batch
 
-    def climb(self, length: float, normalize: bool) -> Pieces:
+    def climb(self, length: float, normalize: bool) -> Pieces | None:
         """Set out by `length` along the gradient of the latest backward pass, or by `length` times it.
 
-        Returns the gradient of all parameters but the first layer's; `scale` is what they move by along it.
+        Returns the gradient of all parameters but the first layer's; `scale` is what they move by along it. None
+        where the samples' shares of the first layer's gradient cancel, so that little but rounding would be left.
         """
         x, self.delta = self.inputs[0], self.deltas[0]
         gradient = self._pieces(1, self.others)
@@ -150,9 +152,12 @@ class Chain:
         self.lift = (kernel if len(self.own) == 1 else kernel.add_(1.0)) @ self.delta
         self.scale = length
         if normalize:
-            norms = torch._foreach_norm(gradient) if gradient else ()
+            norms = torch._foreach_norm([x, self.delta, *gradient])
             share, *lengths = torch.stack([torch.sum(self.lift * self.delta), *norms]).tolist()
-            norm = math.hypot(math.sqrt(max(0.0, share)), *lengths)
+            most = (lengths[0] * lengths[1]) ** 2
+            if share < CANCELLED * torch.finfo(x.dtype).eps * most:
+                return None
+            norm = math.hypot(math.sqrt(share), *lengths[2:])
             self.scale = length / norm if norm > SMALLEST_NORM else 0.0
         return gradient
 
@@ -181,12 +186,22 @@ def differentiate_loss(loss: LossFunction, outputs: Tensor, targets: Tensor) -> 
         delta = _nll_loss_backward(torch.ones_like(value), logs, targets, None, _MEAN, _IGNORED, weight)
         return value, _log_softmax_backward(delta, logs, 1, outputs.dtype)
     with torch.enable_grad():
-        outputs = outputs.detach().requires_grad_()
-        value = loss(outputs, targets)
-        (delta,) = torch.autograd.grad(value, outputs, materialize_grads=True)
+        leaf = outputs.detach().requires_grad_()
+        value = loss(leaf.clone(), targets)  # which may change its outputs in place
+        (delta,) = torch.autograd.grad(value, leaf, materialize_grads=True)
     return value.detach(), delta
 
 
-def _watched(part: nn.Module) -> bool:
-    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    return any(hooks)
+def altered(model: FlatModel) -> bool:
+    """Whether a module or parameter does what its class does not: somebody's hooks look on, or it is frozen."""
+    watched = _has_any_global_hook()  # type: ignore[no-untyped-call]
+    if watched or not all(p.requires_grad and not p._backward_hooks for p in model.parameters):
+        return True
+    return any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        or "forward" in vars(part)
+        for part in model.module.modules()
+    )

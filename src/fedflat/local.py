@@ -156,19 +156,23 @@ class Step:
         chain = self._training.chain_for(self)
         if chain is not None and chain.pays(self.inputs):
             self._climb_past(chain, length, normalize)
-            return
-        gradient = self.gradient_pieces()
-        if normalize:
-            length *= inverse_norm_of(gradient)
-        self.move_pieces(gradient, length)
+        else:
+            self._climb_along(self.gradient_pieces(), length, normalize)
+
+    def _climb_along(self, gradient: Pieces, length: float, normalize: bool) -> None:
+        self.move_pieces(gradient, length * inverse_norm_of(gradient) if normalize else length)
 
     def _climb_past(self, chain: Chain, length: float, normalize: bool) -> None:
         """The same, but for the first layer's parameters, which the second pass can do without."""
         self.settle()
         training = self._training
         training.go_back(chain, self)
+        pieces = chain.climb(length, normalize)
+        if pieces is None:
+            self._climb_along(chain.gradients(), length, normalize)
+            return
         at, away = self.local.model.parameters, training.away_views
-        for index, piece in zip(chain.others, chain.climb(length, normalize), strict=True):
+        for index, piece in zip(chain.others, pieces, strict=True):
             torch.add(at[index].data, piece, alpha=chain.scale, out=away[index])
         self._behind = [at[index].data for index in chain.own]
         self._moved = True

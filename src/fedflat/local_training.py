@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .batches import batches
-from .chain import Chain, differentiate_loss
+from .chain import Chain, altered, differentiate_loss
 from .data.federation import Shard
 from .errors import FedflatError
 from .evaluation import LossFunction
@@ -96,7 +96,9 @@ class LocalTraining:
         self.momentum = torch.empty_like(self.w) if sgd.momentum else None
         self.momentum_views = None if self.momentum is None else model.split(self.momentum)
         # a mechanism's loss might depend on weights otherwise than through the model's outputs
-        self.chain = None if self.losses else Chain.of(model)
+        self.possible_chain = None if self.losses else Chain.of(model)
+        self.chain = self.possible_chain
+        """what differentiates by hand in this round, if the model is such"""
         self.local = Local(model, self.w)
         self.local.seed = seed
         self.step = Step(self.local, self)
@@ -140,6 +142,7 @@ class LocalTraining:
         with torch_seeded(self.seed, "model", download.round, client):
             for mechanism in self.begins:
                 mechanism.begin(local)
+            self.chain = None if altered(self.model) else self.possible_chain
             self._fold_corrections()
             self._find_moves()
             place, size = (local.round, client), self.sgd.batch_size
@@ -228,7 +231,7 @@ class LocalTraining:
         return loss
 
     def chain_for(self, step: Step) -> Chain | None:
-        """What differentiates by hand, where the model and the batch are such."""
+        """The same, if the batch is such too."""
         return self.chain if self.chain is not None and self.chain.takes(step.inputs) else None
 
     def go_back(self, chain: Chain, step: Step) -> Tensor:
@@ -236,8 +239,9 @@ class LocalTraining:
         with torch.no_grad():
             outputs = step.outputs_of(chain)
             loss, delta = differentiate_loss(self.loss, outputs, step.targets)
-            pull = self._pull(step, outputs)
-            chain.backward(delta if pull is None else delta.add_(pull))
+        pull = self._pull(step, outputs)
+        with torch.no_grad():
+            chain.backward(delta if pull is None else delta + pull)
         self.passes.make(1, 1)
         return loss
 
