@@ -48,12 +48,14 @@ show. All single measurements are in `results/latest.json`.
 BY_TESTS = """The fourth target (the same bits from every engine, also when a worker is killed) and that states
 survive a crash are not measured but tested: `tests/`.
 
-Where a target is missed, *Where the time goes* has the reason. Most of a step is matrix products, convolutions and
-autograd, which every library pays alike. A bare loop with nothing around it is at most a tenth faster than fedflat,
-so a peer that occupies all cores with processes of its own (pfl under `torchrun`, Flower) is behind by its overhead
-and by the layout of its model, and by no more. FedASAM scales the gradient by |w|, entry by entry: five sweeps over
-vectors a step, and none of FedSAM's way past the first layer, since a scaled product is not a product of small
-matrices any more. Where a round is seldom repeated, as on W2, a ratio may be off by a tenth on a busy machine."""
+Where a target is missed, *Where the time goes* has the reason. Most of a step is matrix products and convolutions.
+fedflat has fewer of them where it can (`fedflat/models/winograd.py`), and no autograd between those of fully
+connected networks (`fedflat/chain.py`); what is left every library pays alike. So a peer that occupies all cores with
+processes of its own, as pfl does under `torchrun`, is behind by autograd, by its overhead and by its model's layout,
+and by no more. FedASAM scales the gradient by |w|, entry by entry: five sweeps over vectors a step, and none of
+FedSAM's way past the first layer, since a scaled product is not a product of small matrices any more. These sweeps
+weigh the more, the quicker FedAvg's own step is. Where a round is seldom repeated, as on W2, a ratio may be off by a
+tenth on a busy machine."""
 
 
 def module(part: str) -> ModuleType:

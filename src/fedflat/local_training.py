@@ -11,7 +11,6 @@ upload x - start
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import reduce
 from typing import cast
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from .batches import batches
 from .chain import Chain, altered, differentiate_loss
 from .data.federation import Shard
+from .drift import Drift
 from .errors import FedflatError
 from .evaluation import LossFunction
 from .flat import FlatModel, Gradients, Pieces, all_dense
@@ -79,10 +79,8 @@ class LocalTraining:
         self.corrections: list[tuple[Mechanism, Correction | None]] = []
         self.folded: Correction | None = None
         """all corrections of this round in one, where they are alike in every step"""
-        self.drift: Tensor | None = None
-        """its vectors, summed and divided by its scale"""
-        self.drift_views: list[Tensor] | None = None
-        self._drift: Tensor | None = None
+        self.drift = Drift(model)
+        """its vectors, divided by its scale"""
         self._room: Tensor | None = None
         # Without shifts the iterate is the model's own vector; with them it is kept beside, and that vector is only
         # where points away from the iterate are: nothing is ever restored.
@@ -142,7 +140,8 @@ class LocalTraining:
         with torch_seeded(self.seed, "model", download.round, client):
             for mechanism in self.begins:
                 mechanism.begin(local)
-            self.chain = None if altered(self.model) else self.possible_chain
+            possible = self.possible_chain is not None and not altered(self.model)
+            self.chain = self.possible_chain if possible else None
             self._fold_corrections()
             self._find_moves()
             place, size = (local.round, client), self.sgd.batch_size
@@ -294,25 +293,16 @@ class LocalTraining:
         sgd, local = self.sgd, self.local
         self.corrections = [(m, m.correction(local)) for m in self.correctors]
         known = [correction for _, correction in self.corrections if correction is not None]
-        self.folded = self.drift = self.drift_views = None
+        self.folded = None
+        self.drift.clear()
         if len(known) < len(self.corrections) or sgd.momentum or sgd.clip_norm is not None:
             return
         folded = reduce(Correction.then, known, Correction()).then(Correction(pull=sgd.weight_decay))
         if folded.scale <= 0:
             return
         self.folded = folded
-        self._add_to_drift(folded.vectors)
-
-    def _add_to_drift(self, vectors: Iterable[tuple[Tensor, float]]) -> None:
-        """Let the direction have these too, times their weights, in every step."""
-        assert self.folded is not None
-        for vector, weight in vectors:
-            if self.drift is None:
-                if self._drift is None:
-                    self._drift = torch.empty_like(self.w)
-                self.drift = self._drift.zero_()
-                self.drift_views = self.model.split(self.drift)
-            self.drift.add_(vector, alpha=weight / self.folded.scale)
+        for vector, weight in folded.vectors:
+            self.drift.add(vector, weight / folded.scale)
 
     def _find_moves(self) -> None:
         """Find out how the point is moved in this round.
@@ -334,7 +324,8 @@ class LocalTraining:
         self.w.copy_(self.away)
         self.moves = []
         if self.folded.pull:
-            self._add_to_drift((vector, -self.folded.pull * scale) for vector, scale in self.carried)
+            for vector, scale in self.carried:
+                self.drift.add(vector, -self.folded.pull * scale / self.folded.scale)
 
     def _descend(self, step: Step, correction: Correction) -> Tensor:
         """`w ← w − η scale (g + drift + pull/scale w)`; of an embedding only the rows in the batch. The loss."""
@@ -343,20 +334,19 @@ class LocalTraining:
         if chain is not None:  # no need for a gradient at all
             loss = self.go_back(chain, step)
             chain.descend(self.w_views, decay, lr)
-            if self.drift is not None:
-                self.w.add_(self.drift, alpha=-lr)
+            self.drift.carry(self.w, -lr)
             return loss
         gradients, loss = self.differentiate(step)
         if all_dense(gradients):  # no need to gather it first
             pieces: Pieces = cast("tuple[Tensor, ...]", gradients)
-            if decay or self.drift_views is not None:
+            drift = self.drift.views
+            if decay or drift is not None:
                 pieces = self._aligned(pieces)
-            drifting_sgd_(self.w_views, pieces, self.drift_views, decay, lr)
+            drifting_sgd_(self.w_views, pieces, drift, decay, lr)
             return loss
         if decay:
             self.w.mul_(1.0 - lr * decay)
-        if self.drift is not None:
-            self.w.add_(self.drift, alpha=-lr)
+        self.drift.carry(self.w, -lr)
         for w, gradient in zip(self.w_views, gradients, strict=True):
             if gradient is not None and gradient.is_sparse:
                 gradient = gradient.coalesce()
