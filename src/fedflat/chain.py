@@ -105,6 +105,13 @@ class Chain:
             z = F.linear(a, weight, bias)
         return z
 
+    def outputs_at(self, pieces: Pieces, samples: Tensor) -> Tensor:
+        """The outputs with other parameters; nothing is left for a backward pass."""
+        z = samples.flatten(1) if self.flattened else samples
+        for number, (weight, bias) in enumerate(self.places):
+            z = F.linear(z.relu_() if number else z, pieces[weight], None if bias is None else pieces[bias])
+        return z
+
     def backward(self, delta: Tensor) -> None:
         """Find the gradient for every layer's outputs, from the one for the last's."""
         deltas = [delta]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from .chain import Chain
 from .flat import FlatModel
 
 Transform = Callable[[Tensor], Tensor]
@@ -44,8 +45,8 @@ class Passes:
 class _Frozen:
     """One frozen model and what is known of its outputs."""
 
-    def __init__(self, vector: Tensor, weights: dict[str, Tensor], then: Transform | None) -> None:
-        self.vector, self.weights, self.then = vector, weights, then
+    def __init__(self, vector: Tensor, pieces: list[Tensor], then: Transform | None) -> None:
+        self.vector, self.pieces, self.then = vector, pieces, then
         self.everywhere: Tensor | None = None
         self.epoch = self.batch = -1
         self.outputs = torch.empty(0)
@@ -56,6 +57,8 @@ class FrozenModels:
 
     def __init__(self, model: FlatModel, passes: Passes) -> None:
         self._model, self._passes = model, passes
+        self.chain: Chain | None = None
+        """what computes the model's outputs in fewer calls, if there is such"""
         self._frozen: dict[tuple[int, Transform | None], _Frozen] = {}
         self._latest: _Frozen | None = None
         self._samples: Tensor | None = None
@@ -82,7 +85,7 @@ class FrozenModels:
         if frozen is None or frozen.vector is not vector or frozen.then != then:
             key = (vector.data_ptr(), then)
             if key not in self._frozen:
-                self._frozen[key] = _Frozen(vector, self._model.named(vector), then)
+                self._frozen[key] = _Frozen(vector, self._model.split(vector), then)
             frozen = self._latest = self._frozen[key]
         if frozen.epoch != self._epoch:
             frozen.outputs = self._epoch_outputs(frozen)
@@ -102,10 +105,16 @@ class FrozenModels:
     def _compute(self, frozen: _Frozen, inputs: Tensor) -> Tensor:
         """In evaluation mode, without a graph; these passes are the ones not spared."""
         self._passes.spared_forward -= math.ceil(len(inputs) / self._size)
-        with torch.no_grad(), self._model.evaluating() as module:
+        with torch.no_grad(), self._model.evaluating():
             parts = [
-                functional_call(module, frozen.weights, (inputs[first : first + BATCH],))
-                for first in range(0, len(inputs), BATCH)
+                self._forward(frozen, inputs[first : first + BATCH]) for first in range(0, len(inputs), BATCH)
             ]
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
         return outputs if frozen.then is None else frozen.then(outputs)
+
+    def _forward(self, frozen: _Frozen, inputs: Tensor) -> Tensor:
+        if self.chain is not None and self.chain.takes(inputs):
+            return self.chain.outputs_at(frozen.pieces, inputs)
+        weights = dict(zip(self._model.names, frozen.pieces, strict=True))
+        outputs: Tensor = functional_call(self._model.module, weights, (inputs,))
+        return outputs

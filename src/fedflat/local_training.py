@@ -141,7 +141,7 @@ class LocalTraining:
             for mechanism in self.begins:
                 mechanism.begin(local)
             possible = self.possible_chain is not None and not altered(self.model)
-            self.chain = self.possible_chain if possible else None
+            self.chain = self.frozen.chain = self.possible_chain if possible else None
             self._fold_corrections()
             self._find_moves()
             place, size = (local.round, client), self.sgd.batch_size
