@@ -1,14 +1,14 @@
 """How close fedflat comes to the limit: the same steps in a bare loop, on two processes with one thread each.
 
 The bare loop has the product's modules in the layout that its flat model chooses, the very batches that a client of
-fedflat sees (made beforehand, channels last), memory that is kept, and one in-place update per step. Gradients are
-`autograd.grad`'s, for fully connected networks those of the product's chain, which is quicker (`fedflat/chain.py`).
+fedflat sees (made beforehand, channels last), memory that is kept, `autograd.grad` and one in-place update per step.
 It lacks what fedflat adds: shuffling, gathering and augmentation, sending, states, validation and aggregation. The
-plain loop is what a PyTorch user writes: default layout, ReLU before max-pool, `nn.Conv2d`, `torch.optim.SGD`,
-batches by index. For FedSAM the bare loop takes two gradients a step, a norm between them and a move to the second
-point; its time in multiples of that of FedAvg's bare loop, in turn with it, is what FedSAM costs without a library
-around it.
-fedflat does without the first layer's first gradient and second product there.
+plain loop is what a PyTorch user writes: default layout, ReLU before max-pool, `torch.optim.SGD`, batches by index.
+For FedSAM the bare loop takes two gradients a step, a norm between them and a move to the second point; its time in
+multiples of that of FedAvg's bare loop, in turn with it, is what FedSAM costs without a library around it. fedflat
+does without the first layer's first gradient and second product there, and without autograd in fully connected
+networks (`fedflat/chain.py`). A second bare loop on W1 does without autograd too: it is the product's own arithmetic
+with nothing around it.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def compare(label: str, method: str, work: Workload, rounds: int) -> dict[str, A
     }
     if method == "fedavg":
         contenders["plain"] = usual
+        if work.model == "mlp":
+            contenders["by hand"] = Processes(lambda: by_hand(work, federation, batches), work.steps)
     else:
         contenders["one pass"] = Processes(lambda: one_pass(work, federation, batches), work.steps)
     seconds = race(contenders, rounds, label)
@@ -97,16 +99,31 @@ def one_pass(work: Workload, federation: ff.Federation, batches: list[tuple[Tens
     """FedAvg's steps."""
     keep_memory()
     model = ff.FlatModel(build_model(work.model, federation, seed=0))
-    values, chain = model.split(model.vector), Chain.of(model)
+    module, parameters = model.module.train(), model.parameters
+    values = model.split(model.vector)
 
     def take(steps: int) -> None:
         for step in range(steps):
             x, y = batches[step % len(batches)]
-            if chain is None:
-                torch._foreach_add_(values, gradients(model, x, y), alpha=-0.01)
-            else:
-                go_back(chain, x, y)
-                chain.descend(values, 0.0, 0.01)
+            gradients = torch.autograd.grad(F.cross_entropy(module(x), y), parameters)
+            torch._foreach_add_(values, gradients, alpha=-0.01)
+
+    return take
+
+
+def by_hand(work: Workload, federation: ff.Federation, batches: list[tuple[Tensor, Tensor]]) -> Steps:
+    """The same without autograd."""
+    keep_memory()
+    model = ff.FlatModel(build_model(work.model, federation, seed=0))
+    values, chain = model.split(model.vector), Chain.of(model)
+    assert chain is not None
+
+    @torch.no_grad()
+    def take(steps: int) -> None:
+        for step in range(steps):
+            x, y = batches[step % len(batches)]
+            chain.backward(differentiate_loss(F.cross_entropy, chain.forward(x), y)[1])
+            chain.descend(values, 0.0, 0.01)
 
     return take
 
@@ -115,38 +132,27 @@ def two_passes(work: Workload, federation: ff.Federation, batches: list[tuple[Te
     """FedSAM's steps; the second gradient is taken at a point beside the iterate, which needs no restoring."""
     keep_memory()
     model = ff.FlatModel(build_model(work.model, federation, seed=0))
-    values, chain, away = model.split(model.vector), Chain.of(model), torch.empty_like(model.vector)
-    points = model.split(away)
-    assert chain is not None, "measured for fully connected networks only"
+    module, parameters, away = model.module.train(), model.parameters, torch.empty_like(model.vector)
+    values, points = model.split(model.vector), model.split(away)
 
-    def stand_on(where: list[Tensor]) -> None:
-        for parameter, value in zip(model.parameters, where, strict=True):
+    def gradients_at(where: list[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        for parameter, value in zip(parameters, where, strict=True):
             parameter.data = value
+        return torch.autograd.grad(F.cross_entropy(module(x), y), parameters)
+
+    def climb(x: Tensor, y: Tensor) -> None:
+        gradients = gradients_at(values, x, y)
+        scale = 0.05 / math.hypot(*torch.stack(torch._foreach_norm(gradients)).tolist())
+        for value, gradient, point in zip(values, gradients, points, strict=True):
+            torch.add(value, gradient, alpha=scale, out=point)
 
     def take(steps: int) -> None:
         for step in range(steps):
             x, y = batches[step % len(batches)]
-            stand_on(values)
-            go_back(chain, x, y)
-            first = chain.gradients()
-            scale = 0.05 / math.hypot(*torch.stack(torch._foreach_norm(first)).tolist())
-            for value, gradient, point in zip(values, first, points, strict=True):
-                torch.add(value, gradient, alpha=scale, out=point)
-            stand_on(points)
-            go_back(chain, x, y)
-            chain.descend(values, 0.0, 0.01)
+            climb(x, y)
+            torch._foreach_add_(values, gradients_at(points, x, y), alpha=-0.01)
 
     return take
-
-
-def gradients(model: ff.FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(F.cross_entropy(model.module(x), y), model.parameters)
-
-
-@torch.no_grad()
-def go_back(chain: Chain, x: Tensor, y: Tensor) -> None:
-    """Forward and back, after which the chain knows the gradient."""
-    chain.backward(differentiate_loss(F.cross_entropy, chain.forward(x), y)[1])
 
 
 def plain(work: Workload, federation: ff.Federation) -> Steps:
@@ -193,6 +199,9 @@ def table(result: dict[str, Any]) -> str:
         if "one pass" in seconds:
             more = ratio(seconds["bare"], seconds["one pass"])
             lines.append(f"\n{label}: the bare loop takes {more} times as long as FedAvg's.\n")
+        if "by hand" in seconds:
+            speed = ratio(seconds["by hand"], seconds["fedflat"])
+            lines.append(f"\n{label}: fedflat has {speed} of the speed of a bare loop without autograd.\n")
     return "\n".join(lines)
 
 

@@ -37,10 +37,12 @@ def batches(
         if augmenting is not None:
             inputs = shard.pipeline.train(inputs, augmenting, size)
         frozen.next_epoch(inputs, order, size)
-        for first in range(0, len(targets), size):
+        for number, batch in enumerate(
+            zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
+        ):
             left -= 1
-            frozen.next_batch(first)
-            yield inputs[first : first + size], targets[first : first + size]
+            frozen.next_batch(number * size)
+            yield batch
 
 
 def _rows(stored: Tensor, order: Tensor) -> Tensor:
