@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 import fedflat as ff
+from fedflat.allocator import keep_memory
 
 Steps = Callable[[int], None]
 """Takes so many steps."""
@@ -41,6 +42,7 @@ class Training:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._ended = False
         self._problem: BaseException | None = None
+        keep_memory()  # before there is a thread, as where somebody trains without one
         arguments = {"federation": federation, "model": model, "method": method, "rounds": 10**9, **settings}
         self._thread = threading.Thread(target=self._run, kwargs=arguments, daemon=True)
         self._thread.start()
