@@ -432,3 +432,37 @@ def test_a_step_with_a_drift_is_its_formula(drift, decay):
     drifting_sgd_(list(w.split(1)), list(d.split(1)), pieces, decay, 0.1)
     assert torch.allclose(w, wanted, rtol=1e-6)
     assert drift is None or torch.equal(drift, before)
+
+
+class Twice(nn.Module):
+    """Two parameters that autograd gives the very same gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.weight_too = (nn.Parameter(torch.tensor([[0.5, -2.0, 1.0]]) * n) for n in (1, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (self.weight + self.weight_too)
+
+
+def test_an_adaptive_ascent_where_parameters_share_a_gradient():
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    model = Twice().double()
+    w = torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def gradient(at: torch.Tensor) -> torch.Tensor:
+        at = at.clone().requires_grad_()
+        return torch.autograd.grad(F.mse_loss(x * (at[:3] + at[3:]), y), at)[0]
+
+    scale, g = w.abs() + 0.2, gradient(w)
+    expected = w - 0.1 * gradient(w + 0.7 * scale**2 * g / (scale * g).norm())
+    run = ff.train(
+        ff.Federation([(x, y)]),
+        model,
+        ff.fedasam(rho=0.7, eta=0.2),
+        local=ff.LocalSGD(lr=0.1, steps=1, batch_size=None),
+        rounds=1,
+        loss=F.mse_loss,
+        dtype=torch.float64,
+    )
+    torch.testing.assert_close(run.server.w, expected)

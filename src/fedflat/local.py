@@ -143,7 +143,7 @@ class Step:
         return self.first
 
     def gradient_pieces(self) -> Pieces:
-        """The same, one tensor per parameter, which the caller may change."""
+        """The same, one tensor per parameter, some of which may share their memory: read them, never write them."""
         self.settle()
         gradients, _ = self._training.differentiate(self)
         if all_dense(gradients):

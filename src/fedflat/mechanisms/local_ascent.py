@@ -75,8 +75,8 @@ class AdaptiveAscent(Mechanism):
         for name, piece in zip(step.local.model.names, scales, strict=True):
             if not is_weight(name):
                 piece.fill_(1.0)
-        torch._foreach_mul_(gradient, scales)
-        step.move_pieces(gradient, self.rho * inverse_norm_of(gradient), times=scales)
+        scaled = torch._foreach_mul(gradient, scales)  # not in place: parameters may share a gradient
+        step.move_pieces(scaled, self.rho * inverse_norm_of(scaled), times=scales)
 
 
 def is_weight(name: str) -> bool:
