@@ -178,3 +178,19 @@ def test_where_fewer_multiplications_pay():
     assert half._way(torch.empty(50, 64, 8, 8, dtype=torch.bfloat16)) is None, (
         "rounding would not stay rounding"
     )
+
+
+def test_training_after_an_evaluation_that_came_first():
+    """The small matrices are made once, here in inference mode, and then serve derivatives of any order."""
+    transforms.cache_clear()
+    quick, plain = Conv2d(64, 64, 3, padding=1).double(), nn.Conv2d(64, 64, 3, padding=1).double()
+    plain.load_state_dict(quick.state_dict())
+    x = images(50, 64, 8, 8)
+    assert isinstance(quick._way(x), Winograd)
+    with torch.inference_mode():
+        quick(x)
+    try:
+        for ours, theirs in zip(derivatives(quick, x), derivatives(plain, x), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    finally:
+        transforms.cache_clear()

@@ -185,7 +185,7 @@ class Winograd:
 
 
 def _both_ways(matrix: Tensor, tiles: Tensor) -> Tensor:
-    """`M t Mᵀ` of every tile; rows and columns of tiles come first, of which there may be others afterwards."""
+    """`M t Mᵀ` of every tile; the first two dimensions are the rows and columns of tiles."""
     rows, columns, *rest = tiles.shape
     down = (matrix @ tiles.reshape(rows, -1)).view(len(matrix), columns, -1)
     return torch.matmul(matrix, down).view(len(matrix), len(matrix), *rest)
