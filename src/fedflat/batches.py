@@ -7,17 +7,25 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .cross_entropy import CrossEntropy
 from .data.federation import Shard
 from .frozen import FrozenModels
 from .randomness import generator
 
 
 def batches(
-    shard: Shard, size: int | None, steps: int, seed: int, place: tuple[int, int], frozen: FrozenModels
+    shard: Shard,
+    size: int | None,
+    steps: int,
+    seed: int,
+    place: tuple[int, int],
+    frozen: FrozenModels,
+    entropy: CrossEntropy | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """So many batches of inputs and targets. Every epoch is gathered (and augmented) once, then sliced.
 
-    Random numbers are those of the seed and the place, a round and a client. `frozen` learns which samples come.
+    Random numbers are those of the seed and the place, a round and a client. `frozen` learns which samples come,
+    `entropy` which targets.
     """
     shuffling = generator(seed, "batches", *place)
     augmenting = generator(seed, "augmentation", *place) if shard.pipeline.random else None
@@ -37,11 +45,15 @@ def batches(
         if augmenting is not None:
             inputs = shard.pipeline.train(inputs, augmenting, size)
         frozen.next_epoch(inputs, order, size)
+        if entropy is not None:
+            entropy.next_epoch(targets, size)
         for number, batch in enumerate(
             zip(torch.split(inputs, size), torch.split(targets, size), strict=True)
         ):
             left -= 1
-            frozen.next_batch(number * size)
+            frozen.next_batch(number)
+            if entropy is not None:
+                entropy.next_batch(number)
             yield batch
 
 

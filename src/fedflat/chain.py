@@ -45,21 +45,26 @@ class Chain:
 
     def __init__(self, model: FlatModel, layers: list[nn.Linear], flattened: bool) -> None:
         self.flattened = flattened
-        self.parameters = [(layer.weight, layer.bias) for layer in layers]
         places = {id(p): index for index, p in enumerate(model.parameters)}
-        self.places = [(places[id(weight)], places.get(id(bias))) for weight, bias in self.parameters]
+        self.places = [(places[id(layer.weight)], places.get(id(layer.bias))) for layer in layers]
         """where among the model's parameters weights and biases are"""
         self.own = [index for index in self.places[0] if index is not None]
-        """where those of the first layer are"""
-        self.others = [index for index in range(len(model.parameters)) if index not in self.own]
+        """where those of the first layer are: they come first"""
+        self._first = sum(model.sizes[index] for index in self.own)
+        self._rests: dict[int, tuple[Tensor, Tensor]] = {}
+        self.classes = layers[-1].out_features
         outputs, inputs = layers[0].weight.shape
         self.largest_batch = inputs * outputs // (inputs + outputs)
         """half as many samples as make the products with xxᵀ as large as those that they replace"""
+        self.layers: list[tuple[Tensor, Tensor | None]] = []
+        """weights and biases of the latest pass"""
         self.inputs: list[Tensor] = []
         """of every layer"""
         self.deltas: list[Tensor] = []
         """for the outputs of every layer"""
-        self.first = self.delta = self.lift = torch.empty(0)
+        self.first = self.delta = self._one = torch.empty(0)
+        self.lift: Tensor | None = None
+        self.move: Pieces = ()
         self.scale = 0.0
 
     @classmethod
@@ -83,23 +88,28 @@ class Chain:
 
     def takes(self, samples: Tensor) -> bool:
         """Whether samples are a row each."""
-        return self.flattened or samples.dim() == 2
+        return (self.flattened or samples.dim() == 2) and not samples.requires_grad
 
-    def forward(self, samples: Tensor) -> Tensor:
-        """The outputs."""
+    def forward(self, at: Pieces, samples: Tensor) -> Tensor:
+        """The outputs with parameters that need no gradient."""
         x = samples.flatten(1) if self.flattened else samples
-        weight, bias = self.parameters[0]
-        self.first = F.linear(x, weight, bias)
+        self.layers = [(at[weight], None if bias is None else at[bias]) for weight, bias in self.places]
+        self.first = F.linear(x, *self.layers[0])
         return self._on(x, self.first)
 
-    def forward_again(self) -> Tensor:
+    def forward_again(self, at: Pieces) -> Tensor:
         """The same at the point climbed to, to which all parameters but the first layer's have been moved."""
-        return self._on(self.inputs[0], torch.add(self.first, self.lift, alpha=self.scale))
+        x = self.inputs[0]
+        self.layers = [(at[weight], None if bias is None else at[bias]) for weight, bias in self.places]
+        if self.lift is not None:
+            return self._on(x, torch.add(self.first, self.lift, alpha=self.scale))
+        z = torch.addmm(self.first, x, self.move[0].mT, alpha=self.scale)
+        return self._on(x, z.add_(self.move[1], alpha=self.scale) if len(self.move) > 1 else z)
 
     def _on(self, x: Tensor, z: Tensor) -> Tensor:
         """Through all layers but the first."""
         self.inputs = [x]
-        for weight, bias in self.parameters[1:]:
+        for weight, bias in self.layers[1:]:
             a = torch.relu(z)
             self.inputs.append(a)
             z = F.linear(a, weight, bias)
@@ -115,19 +125,25 @@ class Chain:
     def backward(self, delta: Tensor) -> None:
         """Find the gradient for every layer's outputs, from the one for the last's."""
         deltas = [delta]
-        for number in range(len(self.parameters) - 1, 0, -1):
-            delta = _relu_backward(delta @ self.parameters[number][0], self.inputs[number], 0)
+        for number in range(len(self.places) - 1, 0, -1):
+            delta = _relu_backward(delta @ self.layers[number][0], self.inputs[number], 0)
             deltas.append(delta)
         self.deltas = deltas[::-1]
 
     def gradients(self) -> tuple[Tensor, ...]:
         """One per parameter."""
-        return self._pieces(0, range(len(self.own) + len(self.others)))
-
-    def write(self, into: list[Tensor]) -> None:
-        """The same into views of a flat vector."""
+        pieces: dict[int, Tensor] = {}
         for (weight, bias), delta, a in zip(self.places, self.deltas, self.inputs, strict=True):
-            torch.mm(delta.mT, a, out=into[weight])
+            pieces[weight] = delta.mT @ a
+            if bias is not None:
+                pieces[bias] = delta.sum(dim=0)
+        return tuple(pieces[index] for index in range(len(pieces)))
+
+    def write(self, into: list[Tensor], start: int = 0) -> None:
+        """The same into views of a flat vector, from a layer on."""
+        for number in range(start, len(self.places)):
+            (weight, bias), delta = self.places[number], self.deltas[number]
+            torch.mm(delta.mT, self.inputs[number], out=into[weight])
             if bias is not None:
                 torch.sum(delta, dim=0, out=into[bias])
 
@@ -137,52 +153,68 @@ class Chain:
         for (weight, bias), delta, a in zip(self.places, self.deltas, self.inputs, strict=True):
             w[weight].addmm_(delta.mT, a, beta=keep, alpha=-lr)
             if bias is not None:
-                if keep != 1.0:
-                    w[bias].mul_(keep)
-                w[bias].sub_(delta.sum(dim=0), alpha=lr)
+                w[bias].addmv_(delta.mT, self._ones(delta), beta=keep, alpha=-lr)
+
+    def _ones(self, delta: Tensor) -> Tensor:
+        """As many as there are samples: a product with them is a sum, and adds to what is there."""
+        if len(self._one) != len(delta):
+            self._one = delta.new_ones(len(delta))
+        return self._one
 
     # -- the ascent past the first layer -----------------------------------------------------------
+
+    def rest_of(self, vector: Tensor) -> Tensor:
+        """All of a flat vector but the first layer's; it is kept, since cutting takes as long as adding."""
+        if id(vector) not in self._rests:
+            self._rests[id(vector)] = vector, vector[self._first :]
+        return self._rests[id(vector)][1]
 
     def pays(self, samples: Tensor) -> bool:
         """Whether going past the first layer is the quicker way for a batch."""
         return len(samples) <= self.largest_batch
 
-    def climb(self, length: float, normalize: bool) -> Pieces | None:
+    def climb(self, length: float, normalize: bool, into: Tensor, views: list[Tensor]) -> bool:
         """Set out by `length` along the gradient of the latest backward pass, or by `length` times it.
 
-        Returns the gradient of all parameters but the first layer's; `scale` is what they move by along it. None
-        where the samples' shares of the first layer's gradient cancel, so that little but rounding would be left.
+        The gradient of all parameters but the first layer's is written into a flat vector; `scale` is what they move
+        by along it. False where the samples' shares of the first layer's gradient cancel, so that little but rounding
+        would be left.
         """
         x, self.delta = self.inputs[0], self.deltas[0]
-        gradient = self._pieces(1, self.others)
         kernel = x @ x.mT
         self.lift = (kernel if len(self.own) == 1 else kernel.add_(1.0)) @ self.delta
         self.scale = length
+        self.write(views, start=1)
         if normalize:
-            norms = torch._foreach_norm([x, self.delta, *gradient])
+            norms = torch._foreach_norm([x, self.delta, self.rest_of(into)])
             share, *lengths = torch.stack([torch.sum(self.lift * self.delta), *norms]).tolist()
             most = (lengths[0] * lengths[1]) ** 2
             if share < CANCELLED * torch.finfo(x.dtype).eps * most:
-                return None
-            norm = math.hypot(math.sqrt(share), *lengths[2:])
+                return False
+            norm = math.hypot(math.sqrt(share), lengths[2])
             self.scale = length / norm if norm > SMALLEST_NORM else 0.0
-        return gradient
+        return True
 
-    def gradient_of_first(self) -> Pieces:
-        """That of the first layer's own parameters, after all."""
+    def climb_stretched(
+        self, length: float, eta: float, sizes: Tensor, into: Tensor, views: list[Tensor]
+    ) -> None:
+        """Set out by `length T² g / ‖T g‖` with `T = sizes + eta`; `T² g` is written into a flat vector.
+
+        With `T/η = 1 + sizes/η` either factor is one sweep that adds to what is there.
+        """
+        self.write(views)
+        into.addcmul_(sizes, into, value=1.0 / eta)
+        norm = eta * torch.linalg.vector_norm(into).item()
+        into.addcmul_(sizes, into, value=1.0 / eta)
+        self.scale = length * eta**2 / norm if norm > SMALLEST_NORM else 0.0
+        self.lift, self.move = None, [views[index] for index in self.places[0] if index is not None]
+
+    def move_of_first(self) -> Pieces:
+        """What the first layer's own parameters move along, after all."""
+        if self.lift is None:
+            return [self.move[self.places[0].index(index)] for index in self.own]
         pieces = (self.delta.mT @ self.inputs[0], self.delta.sum(dim=0))
         return [pieces[self.places[0].index(index)] for index in self.own]
-
-    def _pieces(self, start: int, wanted: list[int] | range) -> tuple[Tensor, ...]:
-        """The gradient of the parameters from a layer on."""
-        pieces: dict[int, Tensor] = {}
-        for number in range(start, len(self.parameters)):
-            weight, bias = self.places[number]
-            delta = self.deltas[number]
-            pieces[weight] = delta.mT @ self.inputs[number]
-            if bias is not None:
-                pieces[bias] = delta.sum(dim=0)
-        return tuple(pieces[index] for index in wanted)
 
 
 def differentiate_loss(loss: LossFunction, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

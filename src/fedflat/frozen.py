@@ -8,7 +8,7 @@ computed once per local epoch, after the epoch's samples have been drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -49,7 +49,8 @@ class _Frozen:
         self.vector, self.pieces, self.then = vector, pieces, then
         self.everywhere: Tensor | None = None
         self.epoch = self.batch = -1
-        self.outputs = torch.empty(0)
+        self.batches: Sequence[Tensor] = ()
+        """the outputs of an epoch"""
 
 
 class FrozenModels:
@@ -64,7 +65,7 @@ class FrozenModels:
         self._samples: Tensor | None = None
         self._inputs = torch.empty(0)
         self._order: Tensor | None = None
-        self._epoch = self._first = self._size = 0
+        self._epoch = self._batch = self._size = 0
 
     def same_samples(self, samples: Tensor) -> None:
         """All epochs of the round are orders of these samples."""
@@ -75,9 +76,9 @@ class FrozenModels:
         self._inputs, self._order, self._size = inputs, order, size
         self._epoch += 1
 
-    def next_batch(self, first: int) -> None:
+    def next_batch(self, number: int) -> None:
         """The position of the batch in the epoch."""
-        self._first = first
+        self._batch = number
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with these weights on the present batch, or what `then` makes of them."""
@@ -88,12 +89,12 @@ class FrozenModels:
                 self._frozen[key] = _Frozen(vector, self._model.split(vector), then)
             frozen = self._latest = self._frozen[key]
         if frozen.epoch != self._epoch:
-            frozen.outputs = self._epoch_outputs(frozen)
+            frozen.batches = torch.split(self._epoch_outputs(frozen), self._size)
             frozen.epoch, frozen.batch = self._epoch, -1
-        if frozen.batch != self._first:  # asked for again in the same step it is the same pass
+        if frozen.batch != self._batch:  # asked for again in the same step it is the same pass
             self._passes.spare(1, 0)
-            frozen.batch = self._first
-        return frozen.outputs[self._first : self._first + self._size]
+            frozen.batch = self._batch
+        return frozen.batches[self._batch]
 
     def _epoch_outputs(self, frozen: _Frozen) -> Tensor:
         if self._samples is None:

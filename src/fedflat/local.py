@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .chain import Chain
     from .local_training import LocalTraining
 
+SMALL = 1e-3
+"""Below this nothing is divided by it."""
+
 
 class Local:
     """What a mechanism sees of a client's round."""
@@ -113,8 +116,7 @@ class Step:
         away = self._away()
         if not self._moved:
             return away, self._training.away_views
-        room = self._training.room()
-        return room, self.local.model.split(room)
+        return self._training.room()
 
     def _away(self) -> Tensor:
         """Where points away from the iterate are; there is such a place where a mechanism has `shift`."""
@@ -135,6 +137,13 @@ class Step:
         else:
             self.local.model.stand_on(training.w, training.w_views)
 
+    def stand(self) -> None:
+        """The same for somebody who hardly looks: the first layer's parameters may stay behind."""
+        if self._behind is None:
+            self.settle()
+        else:
+            self.local.model.stand_on(self._training.away, self._training.away_views)
+
     def gradient(self) -> Tensor:
         """The gradient at the point, on this step's batch: one more forward and backward pass."""
         self.settle()
@@ -153,37 +162,68 @@ class Step:
 
     def climb(self, length: float, normalize: bool) -> None:
         """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
-        chain = self._training.chain_for(self)
-        if chain is not None and chain.pays(self.inputs):
-            self._climb_past(chain, length, normalize)
-        else:
+        training = self._training
+        chain = training.chain_for(self)
+        if chain is None or not chain.pays(self.inputs):
             self._climb_along(self.gradient_pieces(), length, normalize)
+            return
+        self._catch_up()
+        training.go_back(chain, self)
+        room, views = training.room()
+        if chain.climb(length, normalize, room, views):
+            self._climb_past(chain, room)
+        else:
+            self._climb_along(chain.gradients(), length, normalize)
+
+    def climb_stretched(self, length: float, eta: float, stretched: tuple[bool, ...]) -> None:
+        """Move the point by `length T² g / ‖T g‖` along the gradient g there: one more pass each way.
+
+        `T = |w| + eta` for the parameters that are stretched, w the iterate, and 1 for all others.
+        """
+        training = self._training
+        chain = training.chain_for(self)
+        if chain is None or eta < SMALL:
+            self._climb_along_stretched(self.gradient_pieces(), length, eta, stretched)
+            return
+        self._catch_up()
+        training.go_back(chain, self)
+        sizes, pieces = training.room((eta, stretched), full_of=1.0 - eta)  # so that T is 1 where it stays
+        for here, piece, wanted in zip(training.w_views, pieces, stretched, strict=True):
+            if wanted:
+                torch.abs(here, out=piece)
+        room, views = training.room()
+        chain.climb_stretched(length, eta, sizes, room, views)
+        self._climb_past(chain, room)
 
     def _climb_along(self, gradient: Pieces, length: float, normalize: bool) -> None:
         self.move_pieces(gradient, length * inverse_norm_of(gradient) if normalize else length)
 
-    def _climb_past(self, chain: Chain, length: float, normalize: bool) -> None:
-        """The same, but for the first layer's parameters, which the second pass can do without."""
-        self.settle()
+    def _climb_along_stretched(
+        self, gradient: Pieces, length: float, eta: float, stretched: tuple[bool, ...]
+    ) -> None:
+        scale, scales = self.room()
+        torch.abs(self.w, out=scale).add_(eta)
+        for piece, wanted in zip(scales, stretched, strict=True):
+            if not wanted:
+                piece.fill_(1.0)
+        scaled = torch._foreach_mul(gradient, scales)  # not in place: parameters may share a gradient
+        self.move_pieces(scaled, length * inverse_norm_of(scaled), times=scales)
+
+    def _climb_past(self, chain: Chain, along: Tensor) -> None:
+        """Move all but the first layer's parameters, without which the second pass can do."""
         training = self._training
-        training.go_back(chain, self)
-        pieces = chain.climb(length, normalize)
-        if pieces is None:
-            self._climb_along(chain.gradients(), length, normalize)
-            return
-        at, away = self.local.model.parameters, training.away_views
-        for index, piece in zip(chain.others, pieces, strict=True):
-            torch.add(at[index].data, piece, alpha=chain.scale, out=away[index])
-        self._behind = [at[index].data for index in chain.own]
+        at, views = (training.away, training.away_views) if self._moved else (self.w, training.w_views)
+        rests = chain.rest_of(at), chain.rest_of(along), chain.rest_of(training.away)
+        torch.add(*rests[:2], alpha=chain.scale, out=rests[2])
+        self._behind = [views[index] for index in chain.own]
         self._moved = True
-        self.local.model.stand_on(training.away, away)
 
     def _catch_up(self) -> None:
         """Move the first layer's parameters to the point too, where somebody wants to see or move it."""
         if self._behind is not None:
             chain = self._training.chain
             assert chain is not None
-            for index, here, piece in zip(chain.own, self._behind, chain.gradient_of_first(), strict=True):
+            for index, here, piece in zip(chain.own, self._behind, chain.move_of_first(), strict=True):
                 torch.add(here, piece, alpha=chain.scale, out=self._training.away_views[index])
             self._behind = None
 
@@ -194,11 +234,11 @@ class Step:
         return outputs
 
     def outputs_of(self, chain: Chain) -> Tensor:
-        """The same of a chain, which alone can be differentiated then."""
+        """The same of a chain, which alone can be differentiated then; the model itself stays where it is."""
+        training = self._training
         if self._behind is not None:
-            return chain.forward_again()
-        self.settle()
-        return chain.forward(self.inputs)
+            return chain.forward_again(training.away_views)
+        return chain.forward(training.away_views if self._moved else training.w_views, self.inputs)
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with other weights, constant in this round, on this step's batch.

@@ -15,10 +15,12 @@ from functools import reduce
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .batches import batches
 from .chain import Chain, altered, differentiate_loss
+from .cross_entropy import CLASSES, CrossEntropy
 from .data.federation import Shard
 from .drift import Drift
 from .errors import FedflatError
@@ -41,6 +43,9 @@ from .mechanism import Correction, Mechanism, Move, knows_loss_gradient, overrid
 from .messages import Download, Upload
 from .method import Method
 from .randomness import torch_seeded
+
+Loss = Tensor | tuple[CrossEntropy, Tensor]
+"""Of a batch: a number, or what a cross-entropy can make it of."""
 
 
 class LocalTraining:
@@ -81,7 +86,7 @@ class LocalTraining:
         """all corrections of this round in one, where they are alike in every step"""
         self.drift = Drift(model)
         """its vectors, divided by its scale"""
-        self._room: Tensor | None = None
+        self._rooms: dict[object, tuple[Tensor, list[Tensor]]] = {}
         # Without shifts the iterate is the model's own vector; with them it is kept beside, and that vector is only
         # where points away from the iterate are: nothing is ever restored.
         self.away = model.vector
@@ -97,6 +102,9 @@ class LocalTraining:
         self.possible_chain = None if self.losses else Chain.of(model)
         self.chain = self.possible_chain
         """what differentiates by hand in this round, if the model is such"""
+        self.entropy: CrossEntropy | None = None
+        if self.possible_chain is not None and loss is F.cross_entropy and self.possible_chain.classes <= CLASSES:
+            self.entropy = CrossEntropy(self.possible_chain.classes, self.w)
         self.local = Local(model, self.w)
         self.local.seed = seed
         self.step = Step(self.local, self)
@@ -135,6 +143,8 @@ class LocalTraining:
         self.passes = Passes()
         self.frozen = FrozenModels(self.model, self.passes)
         self._loss_sum.zero_()
+        if self.entropy is not None:
+            self.entropy.take_sum()  # of a round that failed
 
         self.model.module.train()
         with torch_seeded(self.seed, "model", download.round, client):
@@ -145,8 +155,9 @@ class LocalTraining:
             self._fold_corrections()
             self._find_moves()
             place, size = (local.round, client), self.sgd.batch_size
+            entropy = self.entropy if self.chain is not None else None
             for index, (inputs, targets) in enumerate(
-                batches(shard, size, local.steps, self.seed, place, self.frozen)
+                batches(shard, size, local.steps, self.seed, place, self.frozen, entropy)
             ):
                 self.step.next_batch(index, inputs, targets)
                 self._take_step(first=index == 0)
@@ -170,7 +181,7 @@ class LocalTraining:
             update=local.update,
             vectors=vectors,
             buffers=buffers if self.buffers in ("average", "reset") else None,
-            loss=self._loss_sum.item() / local.steps,
+            loss=self._take_losses() / local.steps,
             forward=self.passes.forward,
             backward=self.passes.backward,
             spared_forward=self.passes.spared_forward,
@@ -198,13 +209,19 @@ class LocalTraining:
                 f"{name}: a contract names the upload '{promised}', but it is not among what `end` returns."
             )
 
-    def room(self) -> Tensor:
-        """A vector for a mechanism to compute a second move in; its content is undefined."""
-        if self._room is None:
-            self._room = torch.empty_like(self.w)
-        return self._room
+    def room(self, name: object = None, full_of: float = 0.0) -> tuple[Tensor, list[Tensor]]:
+        """A vector to compute in, and its views. What it is full of at first stays where nobody writes."""
+        if name not in self._rooms:
+            vector = torch.full_like(self.w, full_of)
+            self._rooms[name] = vector, self.model.split(vector)
+        return self._rooms[name]
 
-    def differentiate(self, step: Step) -> tuple[Gradients, Tensor]:
+    def _take_losses(self) -> float:
+        """The sum of the steps' losses."""
+        total = self._loss_sum.item()
+        return total if self.entropy is None else total + self.entropy.take_sum()
+
+    def differentiate(self, step: Step) -> tuple[Gradients, Loss]:
         """The gradient of the loss and every mechanism's term, where the model stands, and the plain loss."""
         chain = self.chain_for(step)
         if chain is not None:
@@ -214,11 +231,11 @@ class LocalTraining:
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
             total = total + one_number(mechanism, mechanism.loss(step, outputs))
-        pull = self._pull(step, outputs)
+        pull = self._pull(step, outputs.detach()) if self.pulls else None
         self.passes.make(1, 1)
         return self.model.gradients(total, outputs, pull), plain.detach()
 
-    def differentiate_into(self, views: list[Tensor], step: Step) -> Tensor:
+    def differentiate_into(self, views: list[Tensor], step: Step) -> Loss:
         """The same gradient in views of a flat vector; the plain loss."""
         chain = self.chain_for(step)
         if chain is not None:
@@ -233,21 +250,33 @@ class LocalTraining:
         """The same, if the batch is such too."""
         return self.chain if self.chain is not None and self.chain.takes(step.inputs) else None
 
-    def go_back(self, chain: Chain, step: Step) -> Tensor:
+    def go_back(self, chain: Chain, step: Step) -> Loss:
         """Forward and back through a chain, which then knows the gradient; the plain loss."""
-        with torch.no_grad():
-            outputs = step.outputs_of(chain)
+        if self.pulls or self.folded is None:  # hooks that may look at the model come next
+            step.stand()
+        outputs = step.outputs_of(chain)
+        loss: Loss
+        if self.entropy is not None and self.entropy.takes(outputs):
+            logs, delta = self.entropy.differentiate(outputs)
+            loss = (self.entropy, logs)
+        else:
             loss, delta = differentiate_loss(self.loss, outputs, step.targets)
         pull = self._pull(step, outputs)
-        with torch.no_grad():
-            chain.backward(delta if pull is None else delta + pull)
+        chain.backward(delta if pull is None else delta + pull)
         self.passes.make(1, 1)
         return loss
 
+    def _count(self, loss: Loss) -> None:
+        """Let a step's loss be part of what the client reports."""
+        if isinstance(loss, Tensor):
+            self._loss_sum += loss
+        else:
+            entropy, logs = loss
+            entropy.count(logs)
+
     def _pull(self, step: Step, outputs: Tensor) -> Tensor | None:
-        """The gradient for the outputs of all terms that know it themselves."""
+        """The gradient for the outputs, of which autograd knows nothing, of all terms that know it themselves."""
         pull: Tensor | None = None
-        outputs = outputs.detach()  # so that autograd does not record what follows; quicker than no_grad
         for mechanism in self.pulls:
             more = one_per_output(mechanism, mechanism.loss_gradient(step, outputs), outputs)
             pull = more if pull is None else pull + more
@@ -263,12 +292,12 @@ class LocalTraining:
             in_place(mechanism, "shift", "move the point with step.move or step.climb", step)
             self._check_iterate(mechanism, "shift", iterate, "move the point with step.move or step.climb")
         if self.folded is not None:
-            self._loss_sum += self._descend(step, self.folded)
+            self._count(self._descend(step, self.folded))
             return
         if not self.corrections and sgd.clip_norm is None:
-            self._loss_sum += self._descend_with_memory(step, first)
+            self._count(self._descend_with_memory(step, first))
             return
-        self._loss_sum += self.differentiate_into(self.direction_views, step)
+        self._count(self.differentiate_into(self.direction_views, step))
         if sgd.clip_norm is not None and sgd.clip_stage == "gradient":
             clip_(d, sgd.clip_norm)
         for mechanism, correction in self.corrections:
@@ -327,7 +356,7 @@ class LocalTraining:
             for vector, scale in self.carried:
                 self.drift.add(vector, -self.folded.pull * scale / self.folded.scale)
 
-    def _descend(self, step: Step, correction: Correction) -> Tensor:
+    def _descend(self, step: Step, correction: Correction) -> Loss:
         """`w ← w − η scale (g + drift + pull/scale w)`; of an embedding only the rows in the batch. The loss."""
         lr, decay = self.local.lr * correction.scale, correction.pull / correction.scale
         chain = self.chain_for(step)
@@ -355,7 +384,7 @@ class LocalTraining:
                 w.add_(gradient, alpha=-lr)
         return loss
 
-    def _descend_with_memory(self, step: Step, first: bool) -> Tensor:
+    def _descend_with_memory(self, step: Step, first: bool) -> Loss:
         """A step of SGD with momentum along the gradient alone; the loss."""
         gradients, loss = self.differentiate(step)
         pieces = self.direction_views

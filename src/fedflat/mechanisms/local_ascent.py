@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from ..flat import inverse_norm, inverse_norm_of
+from ..flat import inverse_norm
 from ..mechanism import Contract, Correction, Mechanism
 from ..parameters import number
 from .momentum_blend import BLENDS
@@ -67,16 +66,13 @@ class AdaptiveAscent(Mechanism):
         """One more forward and backward pass per step."""
         return Contract(forward=1, backward=1, after=("nesterov-momentum",))
 
+    def begin(self, local: Local) -> None:
+        """Note which parameters are weights."""
+        local.notes[self] = tuple(is_weight(name) for name in local.model.names)
+
     def shift(self, step: Step) -> None:
         """Move the point uphill, far where weights are large."""
-        gradient = step.gradient_pieces()
-        scale, scales = step.room()
-        torch.abs(step.w, out=scale).add_(self.eta)
-        for name, piece in zip(step.local.model.names, scales, strict=True):
-            if not is_weight(name):
-                piece.fill_(1.0)
-        scaled = torch._foreach_mul(gradient, scales)  # not in place: parameters may share a gradient
-        step.move_pieces(scaled, self.rho * inverse_norm_of(scaled), times=scales)
+        step.climb_stretched(self.rho, self.eta, step.local.notes[self])
 
 
 def is_weight(name: str) -> bool:
