@@ -209,7 +209,7 @@ class Chain:
         self.scale = length * eta**2 / norm if norm > SMALLEST_NORM else 0.0
         self.lift, self.move = None, [views[index] for index in self.places[0] if index is not None]
 
-    def move_of_first(self) -> Pieces:
+    def moves(self) -> Pieces:
         """What the first layer's own parameters move along, after all."""
         if self.lift is None:
             return [self.move[self.places[0].index(index)] for index in self.own]

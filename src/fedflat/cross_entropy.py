@@ -1,7 +1,7 @@
 """The cross-entropy of many batches, of which an epoch is prepared at once.
 
 With `G = −onehot(y)/n` the mean loss of a batch of n samples is `Σ G ∘ log softmax(z)`, and one operation makes its
-gradient for z of G and log softmax(z). What depends on the targets alone is so known before the first step, and losses
+gradient for z of G and log softmax(z). What depends on the targets alone is known before the first step, and losses
 need not be summed before somebody asks. Beside a small network's products every operation counts.
 """
 

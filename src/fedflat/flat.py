@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -159,13 +159,19 @@ class FlatModel:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def gradients(self, loss: Tensor, outputs: Tensor | None = None, pull: Tensor | None = None) -> Gradients:
+    def gradients(
+        self,
+        loss: Tensor,
+        outputs: Tensor | None = None,
+        pull: Tensor | None = None,
+        also: Sequence[Tensor] = (),
+    ) -> Gradients:
         """The gradient of `loss` at the present point, as autograd gives it: a piece per parameter.
 
-        With `pull` that of `loss` plus a term whose gradient for `outputs` that is.
+        With `pull` that of `loss` plus a term whose gradient for `outputs` that is; without it `also` for others.
         """
         if outputs is None or pull is None:
-            return torch.autograd.grad(loss, self.parameters, allow_unused=True)
+            return torch.autograd.grad(loss, [*self.parameters, *also], allow_unused=True)
         return torch.autograd.grad([loss, outputs], self.parameters, [None, pull], allow_unused=True)
 
     def write(self, gradients: Gradients, into: list[Tensor]) -> None:

@@ -106,10 +106,13 @@ def one_move(mechanism: Any, returned: object, w: Tensor) -> Any:
     )
 
 
-def one_per_output(mechanism: Any, returned: object, outputs: Tensor) -> Tensor:
-    """For the gradient of a term of the loss."""
+def one_per_output(mechanism: Any, returned: object, outputs: Tensor) -> tuple[Tensor, float]:
+    """For the gradient of a term of the loss: a tensor and what it is to be multiplied by."""
+    scale = 1.0
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int | float):
+        returned, scale = returned
     if isinstance(returned, Tensor) and returned.shape == outputs.shape:
-        return returned
+        return returned, scale
     raise FedflatError(
         f"{mechanism.name}: loss_gradient returns {_described(returned)}; it must return a tensor of the outputs' "
         f"shape {tuple(outputs.shape)}."

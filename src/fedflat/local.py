@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from .detours import Detours
 from .errors import FedflatError
-from .flat import FlatModel, Pieces, all_dense, inverse_norm_of
+from .flat import FlatModel, Gradients, Pieces, all_dense, inverse_norm_of
 from .frozen import Transform
 
 if TYPE_CHECKING:
@@ -71,8 +72,10 @@ class Step:
         self.first: Tensor = torch.empty(0)
         """the gradient that `gradient()` took in this step"""
         self._moved = False
-        self._behind: list[Tensor] | None = None
-        """where the first layer's parameters still are, when the others have climbed past them"""
+        self._past: Chain | Detours | None = None
+        """whose own parameters stay behind, when the others have climbed past them,"""
+        self._behind: list[Tensor] = []
+        """and where these still are"""
 
     @property
     def w(self) -> Tensor:
@@ -138,8 +141,8 @@ class Step:
             self.local.model.stand_on(training.w, training.w_views)
 
     def stand(self) -> None:
-        """The same for somebody who hardly looks: the first layer's parameters may stay behind."""
-        if self._behind is None:
+        """The same for somebody who hardly looks: parameters that stayed behind may do so."""
+        if self._past is None:
             self.settle()
         else:
             self.local.model.stand_on(self._training.away, self._training.away_views)
@@ -163,17 +166,25 @@ class Step:
     def climb(self, length: float, normalize: bool) -> None:
         """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
         training = self._training
-        chain = training.chain_for(self)
-        if chain is None or not chain.pays(self.inputs):
-            self._climb_along(self.gradient_pieces(), length, normalize)
-            return
-        self._catch_up()
-        training.go_back(chain, self)
-        room, views = training.room()
-        if chain.climb(length, normalize, room, views):
-            self._climb_past(chain, room)
+        chain, detours = training.chain_for(self), training.detours_for(self)
+        if chain is not None and chain.pays(self.inputs):
+            self._catch_up()
+            training.go_back(chain, self)
+            room, views = training.room()
+            if chain.climb(length, normalize, room, views):
+                self._climb_past(chain, room)
+                return
+            gradient: Pieces = chain.gradients()
+        elif detours is not None:
+            self.settle()
+            gradients, deltas = training.differentiate_past(detours, self)
+            if detours.climb(length, normalize, gradients, deltas):
+                self._make_detours(detours, gradients)
+                return
+            gradient = self._complete(gradients, detours)
         else:
-            self._climb_along(chain.gradients(), length, normalize)
+            gradient = self.gradient_pieces()
+        self.move_pieces(gradient, length * inverse_norm_of(gradient) if normalize else length)
 
     def climb_stretched(self, length: float, eta: float, stretched: tuple[bool, ...]) -> None:
         """Move the point by `length T² g / ‖T g‖` along the gradient g there: one more pass each way.
@@ -195,9 +206,6 @@ class Step:
         chain.climb_stretched(length, eta, sizes, room, views)
         self._climb_past(chain, room)
 
-    def _climb_along(self, gradient: Pieces, length: float, normalize: bool) -> None:
-        self.move_pieces(gradient, length * inverse_norm_of(gradient) if normalize else length)
-
     def _climb_along_stretched(
         self, gradient: Pieces, length: float, eta: float, stretched: tuple[bool, ...]
     ) -> None:
@@ -215,17 +223,47 @@ class Step:
         at, views = (training.away, training.away_views) if self._moved else (self.w, training.w_views)
         rests = chain.rest_of(at), chain.rest_of(along), chain.rest_of(training.away)
         torch.add(*rests[:2], alpha=chain.scale, out=rests[2])
-        self._behind = [views[index] for index in chain.own]
+        self._stay_behind(chain, views)
+
+    def _make_detours(self, detours: Detours, gradients: Gradients) -> None:
+        """Move all but some layers' parameters; where these are, the second pass takes them."""
+        training = self._training
+        at, away = training.away_views if self._moved else training.w_views, training.away_views
+        for index in detours.others:
+            if (piece := gradients[index]) is None:
+                away[index].copy_(at[index])
+            else:
+                torch.add(at[index], piece, alpha=detours.scale, out=away[index])
+        self._stay_behind(detours, at)
+        self.stand()
+        for index, here in zip(detours.own, self._behind, strict=True):
+            self.local.model.parameters[index].data = here
+
+    def _stay_behind(self, past: Chain | Detours, at: Pieces) -> None:
+        self._past, self._behind = past, [at[index] for index in past.own]
         self._moved = True
 
+    def _complete(self, gradients: Gradients, detours: Detours) -> Pieces:
+        """A gradient with the parts that detours leave out."""
+        own = dict(zip(detours.own, detours.moves(), strict=True))
+        views = self._training.first_views
+        self.local.model.write(tuple(own.get(index, piece) for index, piece in enumerate(gradients)), views)
+        return views
+
     def _catch_up(self) -> None:
-        """Move the first layer's parameters to the point too, where somebody wants to see or move it."""
-        if self._behind is not None:
-            chain = self._training.chain
-            assert chain is not None
-            for index, here, piece in zip(chain.own, self._behind, chain.move_of_first(), strict=True):
-                torch.add(here, piece, alpha=chain.scale, out=self._training.away_views[index])
-            self._behind = None
+        """Move the parameters that stayed behind to the point too, where somebody wants to see or move it."""
+        if self._past is not None:
+            past, behind, away = self._past, self._behind, self._training.away_views
+            self.let_go()
+            for index, here, piece in zip(past.own, behind, past.moves(), strict=True):
+                torch.add(here, piece, alpha=past.scale, out=away[index])
+
+    def let_go(self) -> None:
+        """Let all of the model be where it stands again."""
+        if isinstance(self._past, Detours):
+            for index in self._past.own:
+                self.local.model.parameters[index].data = self._training.away_views[index]
+        self._past = None
 
     def outputs(self) -> Tensor:
         """The outputs of the model at the point, on this step's batch."""
@@ -236,9 +274,13 @@ class Step:
     def outputs_of(self, chain: Chain) -> Tensor:
         """The same of a chain, which alone can be differentiated then; the model itself stays where it is."""
         training = self._training
-        if self._behind is not None:
+        if self._past is chain:
             return chain.forward_again(training.away_views)
         return chain.forward(training.away_views if self._moved else training.w_views, self.inputs)
+
+    def outputs_to_differentiate(self) -> Tensor:
+        """The outputs at the point, past the layers that stayed behind, if there are such."""
+        return self._past.forward_again(self.inputs) if isinstance(self._past, Detours) else self.outputs()
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with other weights, constant in this round, on this step's batch.
@@ -254,5 +296,6 @@ class Step:
 
     def next_batch(self, index: int, inputs: Tensor, targets: Tensor) -> None:
         """Turn to the next step."""
+        self.let_go()
         self.index, self.inputs, self.targets = index, inputs, targets
-        self._moved, self._behind = False, None
+        self._moved = False

@@ -22,6 +22,7 @@ from .batches import batches
 from .chain import Chain, altered, differentiate_loss
 from .cross_entropy import CLASSES, CrossEntropy
 from .data.federation import Shard
+from .detours import Detours
 from .drift import Drift
 from .errors import FedflatError
 from .evaluation import LossFunction
@@ -102,8 +103,13 @@ class LocalTraining:
         self.possible_chain = None if self.losses else Chain.of(model)
         self.chain = self.possible_chain
         """what differentiates by hand in this round, if the model is such"""
+        self.detours = None if self.possible_chain is not None else Detours.of(model)
         self.entropy: CrossEntropy | None = None
-        if self.possible_chain is not None and loss is F.cross_entropy and self.possible_chain.classes <= CLASSES:
+        if (
+            self.possible_chain is not None
+            and loss is F.cross_entropy
+            and self.possible_chain.classes <= CLASSES
+        ):
             self.entropy = CrossEntropy(self.possible_chain.classes, self.w)
         self.local = Local(model, self.w)
         self.local.seed = seed
@@ -125,6 +131,7 @@ class LocalTraining:
                 f"of shape {tuple(self.step.inputs.shape)}: {reason}{_remedy(reason, self.step.inputs)}"
             ) from problem
         finally:
+            self.step.let_go()
             self.model.stand_on(self.away, self.away_views)
 
     def _run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
@@ -227,13 +234,22 @@ class LocalTraining:
         if chain is not None:
             loss = self.go_back(chain, step)
             return chain.gradients(), loss
-        outputs = step.outputs()
+        outputs = step.outputs_to_differentiate()
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
             total = total + one_number(mechanism, mechanism.loss(step, outputs))
-        pull = self._pull(step, outputs.detach()) if self.pulls else None
+        pulls = [pull * scale for pull, scale in self._pulls(step, outputs.detach())] if self.pulls else []
         self.passes.make(1, 1)
-        return self.model.gradients(total, outputs, pull), plain.detach()
+        return self.model.gradients(
+            total, outputs, sum(pulls[1:], pulls[0]) if pulls else None
+        ), plain.detach()
+
+    def differentiate_past(self, detours: Detours, step: Step) -> tuple[Gradients, Pieces]:
+        """The gradient of the loss, and that for the outputs of the layers whose own it leaves out."""
+        loss = self.loss(detours.forward(step.inputs), step.targets)
+        gradients, count = self.model.gradients(loss, also=detours.outputs), len(self.model.parameters)
+        self.passes.make(1, 1)
+        return gradients[:count], cast("tuple[Tensor, ...]", gradients[count:])
 
     def differentiate_into(self, views: list[Tensor], step: Step) -> Loss:
         """The same gradient in views of a flat vector; the plain loss."""
@@ -250,6 +266,12 @@ class LocalTraining:
         """The same, if the batch is such too."""
         return self.chain if self.chain is not None and self.chain.takes(step.inputs) else None
 
+    def detours_for(self, step: Step) -> Detours | None:
+        """What goes past large layers, where that pays; nobody but the loss may want their gradient."""
+        detours = self.detours
+        alone = detours is not None and not self.losses and not self.pulls
+        return detours if alone and detours is not None and detours.pay(step.inputs) else None
+
     def go_back(self, chain: Chain, step: Step) -> Loss:
         """Forward and back through a chain, which then knows the gradient; the plain loss."""
         if self.pulls or self.folded is None:  # hooks that may look at the model come next
@@ -261,8 +283,9 @@ class LocalTraining:
             loss = (self.entropy, logs)
         else:
             loss, delta = differentiate_loss(self.loss, outputs, step.targets)
-        pull = self._pull(step, outputs)
-        chain.backward(delta if pull is None else delta + pull)
+        for pull, scale in self._pulls(step, outputs):
+            delta = torch.add(delta, pull, alpha=scale)
+        chain.backward(delta)
         self.passes.make(1, 1)
         return loss
 
@@ -274,13 +297,9 @@ class LocalTraining:
             entropy, logs = loss
             entropy.count(logs)
 
-    def _pull(self, step: Step, outputs: Tensor) -> Tensor | None:
-        """The gradient for the outputs, of which autograd knows nothing, of all terms that know it themselves."""
-        pull: Tensor | None = None
-        for mechanism in self.pulls:
-            more = one_per_output(mechanism, mechanism.loss_gradient(step, outputs), outputs)
-            pull = more if pull is None else pull + more
-        return pull
+    def _pulls(self, step: Step, outputs: Tensor) -> list[Move]:
+        """The gradients for the outputs, of which autograd knows nothing, of terms that know them themselves."""
+        return [one_per_output(m, m.loss_gradient(step, outputs), outputs) for m in self.pulls]
 
     def _take_step(self, first: bool) -> None:
         step, d, sgd = self.step, self.direction, self.sgd

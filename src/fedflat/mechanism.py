@@ -162,8 +162,11 @@ class Mechanism:
         """A term added to the loss, from the model's outputs on the step's batch."""
         return outputs.new_zeros(())
 
-    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
-        """The gradient of the same class's `loss` for the outputs, to save autograd the operations."""
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor | Move:
+        """The gradient of the same class's `loss` for the outputs, to save autograd the operations.
+
+        A pair `(vector, scale)` is their product, which is then multiplied out on the way.
+        """
         return torch.zeros_like(outputs)
 
     def correction(self, local: Local) -> Correction | None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..mechanism import Contract, Mechanism
+from ..mechanism import Contract, Mechanism, Move
 from ..parameters import choice, number
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ class Distilling:
         weighed = taught * (-self.gamma * self.tau**2 / rows)
         return torch.dot(weighed.reshape(-1), log_probabilities.reshape(-1))
 
-    def pull(self, taught: Tensor, logits: Tensor) -> Tensor:
+    def pull(self, taught: Tensor, logits: Tensor) -> Move:
         """The gradient of that for the logits, `γ τ ( softmax(z/τ) − taught )`, a mean too."""
         rows = logits.numel() // logits.shape[-1]
-        return torch.softmax(logits * (1.0 / self.tau), -1).sub_(taught).mul_(self.gamma * self.tau / rows)
+        return torch.softmax(logits * (1.0 / self.tau), -1).sub_(taught), self.gamma * self.tau / rows
 
 
 class TrajectoryLoss(Distilling, Mechanism):
@@ -66,7 +66,7 @@ class TrajectoryLoss(Distilling, Mechanism):
         """Distil from the average model on the same batch."""
         return self.distil(step.outputs_at(step.local.received["ema"], self.soften), outputs)
 
-    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Move:
         """The pull towards the average model's predictions."""
         return self.pull(step.outputs_at(step.local.received["ema"], self.soften), outputs)
 
@@ -107,7 +107,7 @@ class OwnTrajectoryLoss(Distilling, Mechanism):
         """Distil from the client's average model on the same batch."""
         return self.distil(step.outputs_at(step.local.state["ema"], self.soften), outputs)
 
-    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Move:
         """The pull towards the average model's predictions."""
         return self.pull(step.outputs_at(step.local.state["ema"], self.soften), outputs)
 
