@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from .evaluation import LossFunction
-from .flat import SMALLEST_NORM, FlatModel, Pieces
+from .flat import SMALLEST_NORM, FlatModel, Pieces, length_of_own
 
 # what autograd itself calls, by the shortest way
 _relu_backward = torch.ops.aten.threshold_backward.default
@@ -204,7 +204,7 @@ class Chain:
         """
         self.write(views)
         into.addcmul_(sizes, into, value=1.0 / eta)
-        norm = eta * torch.linalg.vector_norm(into).item()
+        norm = eta * length_of_own(into)
         into.addcmul_(sizes, into, value=1.0 / eta)
         self.scale = length * eta**2 / norm if norm > SMALLEST_NORM else 0.0
         self.lift, self.move = None, [views[index] for index in self.places[0] if index is not None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..flat import cosine, inverse_norm
+from ..flat import SMALLEST_NORM, cosine, length_of_own
 from ..mechanism import Contract, Correction, Mechanism
 from ..parameters import choice, number
 
@@ -112,7 +112,8 @@ class TargetAscent(Mechanism):
         local = step.local
         target, _ = step.room()
         torch.add(local.start, local.received["gradient"], alpha=step.index, out=target).sub_(step.w)
-        step.move(target, self.rho * inverse_norm(target))
+        length = length_of_own(target)
+        step.move(target, self.rho / length if length > SMALLEST_NORM else 0.0)
 
 
 class AdaptiveWeight(Mechanism):
