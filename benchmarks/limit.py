@@ -24,7 +24,8 @@ from torch import Tensor
 
 import fedflat as ff
 from fedflat.allocator import keep_memory
-from fedflat.chain import Chain, differentiate_loss
+from fedflat.chain import Chain
+from fedflat.cross_entropy import CrossEntropy
 from fedflat.models import build_model
 
 from .pace import Processes, Steps, Target, Training, markdown, race, ratio, say
@@ -117,12 +118,14 @@ def by_hand(work: Workload, federation: ff.Federation, batches: list[tuple[Tenso
     model = ff.FlatModel(build_model(work.model, federation, seed=0))
     values, chain = model.split(model.vector), Chain.of(model)
     assert chain is not None
+    entropy = CrossEntropy(chain.classes, model.vector)
+    entropy.next_epoch(torch.cat([y for _, y in batches]), work.batch)
 
-    @torch.no_grad()
     def take(steps: int) -> None:
         for step in range(steps):
-            x, y = batches[step % len(batches)]
-            chain.backward(differentiate_loss(F.cross_entropy, chain.forward(x), y)[1])
+            number = step % len(batches)
+            entropy.next_batch(number)
+            chain.backward(entropy.differentiate(chain.forward(values, batches[number][0]))[1])
             chain.descend(values, 0.0, 0.01)
 
     return take

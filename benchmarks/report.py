@@ -23,6 +23,7 @@ PARTS = {
     "wire": "A large model over Flower",
     "checkpoints": "Overhead of a run directory",
     "recording": "Overhead of recording flatness",
+    "testing": "Testing while the next round trains",
     "stacking": "Several small clients at once",
 }
 

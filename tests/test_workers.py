@@ -13,13 +13,22 @@ from torch import nn
 import fedflat as ff
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def by_hand() -> nn.Module:
+    """A network that is differentiated without autograd."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("momentum", "module"), [(0.0, None), (0.5, None), (0.0, by_hand()), (0.5, by_hand())]
+)
 @pytest.mark.parametrize("method", sorted(ff.METHODS))
-def test_all_methods_have_the_same_bits_with_any_number_of_workers(method, momentum):
+def test_all_methods_have_the_same_bits_with_any_number_of_workers(method, momentum, module):
     """Without momentum of its own a client's steps take corrections in by a fused update."""
-    alone = train(method, "inprocess", momentum=momentum)
+    options = {"momentum": momentum, "module": module}
+    alone = train(method, "inprocess", **options)
     for count in (1, 2, 3):
-        same(train(method, ff.Workers(count), momentum=momentum), alone)
+        same(train(method, ff.Workers(count), **options), alone)
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "server", "reset"])

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .engines import Engine, Job
+from .engines import Engine, Job, TestsMeanwhile
 from .errors import FedflatError
-from .evaluation import ClassMix
+from .evaluation import ClassMix, Score
 from .messages import Download, Missing
 from .participation import Participation
 from .round import Round
@@ -37,6 +37,8 @@ class Rounds:
     rounds: int
     evaluate: str = "server"
     eval_every: int = 1
+    overlap: bool | None = None
+    """whether a round's model may be tested while the next one trains; None: where nobody could tell"""
     on_bad_upload: str = "skip"
     on_round: Callable[[Round], None] | None = None
     stop: Callable[[], bool] | None = None
@@ -52,19 +54,38 @@ class Rounds:
         if len(self.history) >= self.rounds:
             return
         self._mix = ClassMix.of(self.job.federation)
+        late: tuple[Round, Callable[[], Score]] | None = None
+        """a round whose model is tested while the next one trains"""
         try:
             self.engine.open(self.job)
             for index in range(len(self.history), self.rounds):
                 last = index == self.rounds - 1
                 record = self._train(index, last)
-                if self.job.federation.test is not None and (last or (index + 1) % self.eval_every == 0):
-                    self._evaluate(record)
                 if self.recording is not None:
                     record.measures = self.recording.finish(self.server)
-                if self._record(record, last):
+                if late is not None:
+                    self._score(late[0], late[1]())
+                    self._tell_of(late[0])
+                    late = None
+                if self.job.federation.test is not None and (last or (index + 1) % self.eval_every == 0):
+                    tested = self.server.w if self.evaluate == "server" else self.server.average
+                    if isinstance(self.engine, TestsMeanwhile) and not last and self._can_wait(index + 1):
+                        late = record, self.engine.evaluate_meanwhile(tested, self.server.buffers)
+                        continue
+                    self._score(record, self.engine.evaluate(tested, self.server.buffers))
+                self._tell_of(record)
+                if self._keep(index + 1, last):
                     return
         finally:
             self.engine.close()
+
+    def _can_wait(self, done: int) -> bool:
+        """Whether nothing depends on a round's test before the next one is trained."""
+        overlap = self.overlap
+        if overlap is None:
+            overlap = self.on_round is None and self.stop is None
+        due = self.directory is not None and self.directory.due(done)
+        return overlap and not due and not (self.stop is not None and self.stop())
 
     def _train(self, index: int, last: bool) -> Round:
         """One round, from the server through the clients to the server."""
@@ -129,22 +150,22 @@ class Rounds:
             stacklevel=5,
         )
 
-    def _evaluate(self, record: Round) -> None:
-        """Test what would be broadcast next, or the plain average of the clients."""
-        w = self.server.w if self.evaluate == "server" else self.server.average
-        score = self.engine.evaluate(w, self.server.buffers)
+    def _score(self, record: Round, score: Score) -> None:
+        """What a test of the round's model found."""
         record.accuracy, record.loss = score.accuracy, score.loss
         record.client_accuracy = self._mix.spread(score.by_class) if self._mix and score.by_class else None
 
-    def _record(self, record: Round, last: bool) -> bool:
-        """Tell what happened and make it last; whether to stop here."""
+    def _tell_of(self, record: Round) -> None:
+        """Write down what happened in a round."""
         self.history.append(record.row())
         if self.directory is not None:
             self.directory.round(self.history[-1])
         if self.on_round is not None:
             self.on_round(record)
+
+    def _keep(self, done: int, last: bool) -> bool:
+        """Make what is there after so many rounds last, if it is time; whether to stop here."""
         stopping = self.stop is not None and self.stop()
-        done = record.index + 1
         if self.directory is not None and (
             self.directory.keep_states if last else stopping or self.directory.due(done)
         ):

@@ -67,6 +67,7 @@ def train(
     weighting: str = "samples",
     evaluate: str = "server",
     eval_every: int = 1,
+    overlap: bool | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -101,6 +102,9 @@ def train(
         weighting: average client updates by `"samples"` or `"uniform"`.
         evaluate: test what would be broadcast next, `"server"`, or the plain `"average"` of the clients.
         eval_every: test after every so many rounds, and after the last.
+        overlap: whether workers without a client may test a round's model while the next round trains. The numbers
+            are the same, but `on_round` comes a round later then, and its `round.server` has gone on. By default so
+            where nobody looks on, without `on_round` and `stop`.
         seed: of everything random: participation, batches, dropout, and the weights of a named model.
         dtype: `torch.float32` or `torch.float64`.
         device: where to compute.
@@ -202,6 +206,7 @@ def train(
             rounds,
             evaluate,
             eval_every,
+            overlap,
             on_bad_upload,
             on_round,
             stop,

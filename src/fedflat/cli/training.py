@@ -49,7 +49,14 @@ def train_all(experiments: list[Experiment], out: Path | None, resuming: bool = 
                 _notices(),
             ):
                 run = run_experiment(
-                    filled, directory, resuming, progress.update, stop, federation, progress.measuring
+                    filled,
+                    directory,
+                    resuming,
+                    progress.update,
+                    stop,
+                    federation,
+                    progress.measuring,
+                    overlap=True,
                 )
         except KeyboardInterrupt:
             _interrupted(directory, "at once", _names(experiments[len(runs) + 1 :]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -52,6 +52,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of what `open` took."""
+
+
+@runtime_checkable
+class TestsMeanwhile(Protocol):
+    """An engine that can test a model while it runs clients."""
+
+    def evaluate_meanwhile(self, w: Tensor, buffers: Tensor | None) -> Callable[[], Score]:
+        """Begin to evaluate a model, which may change at once; what is returned waits for the score."""
 
 
 def make_engine(engine: str | Engine) -> Engine:

@@ -108,5 +108,5 @@ def _evaluate(
     model, test = training.model, federation.test
     assert test is not None
     if has_buffers:
-        model.write_buffers(arena["buffers"])
-    return score_batches(model, arena["start"], test, job.loss, share)
+        model.write_buffers(arena["tested buffers"])
+    return score_batches(model, arena["tested"], test, job.loss, share)

@@ -2,7 +2,8 @@
 
 Only numbers cross the pipes; vectors lie in an arena that every process maps. Clients are handed out longest first,
 as far as there is room for uploads that wait; these are folded in client order, so the result has the same bits as in
-one process, with any number of workers. A worker that dies is replaced and its client is run again, from the same
+one process, with any number of workers. A worker without a client tests the model of the round before, if that has
+been asked for. A worker that dies is replaced and its client is run again, from the same
 inputs, with the same result.
 """
 
@@ -23,10 +24,11 @@ import torch.multiprocessing
 from torch import Tensor
 
 from ..errors import FedflatError
-from ..evaluation import BatchScore, Score, batches_in, total_score
+from ..evaluation import Score, batches_in
 from ..messages import Download, Upload
 from . import Job
 from .arena import Arena
+from .shares import Shares
 from .turns import Turns
 from .worker import Task, work
 
@@ -51,12 +53,20 @@ class _Running:
     deaths: int = 0
 
 
+@dataclass
+class _Testing:
+    """A share of the test set that a worker is busy with."""
+
+    share: range
+    deaths: int = 0
+
+
 class _Worker:
     """A process and the pipe to it."""
 
     def __init__(self, process: Any, pipe: Connection) -> None:
         self.process, self.pipe = process, pipe
-        self.running: _Running | None = None
+        self.running: _Running | _Testing | None = None
 
 
 class Workers:
@@ -82,6 +92,8 @@ class Workers:
         self.devices = list(devices) if devices is not None else None
         self.start_method = start_method
         self._workers: list[_Worker] = []
+        self._shares: Shares | None = None
+        """of a test under way"""
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -93,6 +105,7 @@ class Workers:
         self._each = tuple(name for c in contracts for name in c.each)
         self._state = tuple(name for c in contracts for name in c.client)
         sizes = {"start": size, "buffers": buffers, **{f"down {name}": size for name in job.method.down}}
+        sizes |= {"tested": size, "tested buffers": buffers}
         self._devices = self.devices or _all_devices(str(job.model.vector.device))
         on_cpu = all(device == "cpu" for device in self._devices)
         self.count = self._wanted or (_cores() if on_cpu else PER_GPU * len(self._devices))
@@ -169,7 +182,10 @@ class Workers:
         written = False
         while turns.turn < len(clients):
             for worker in self._workers:
-                if worker.running is not None or (position := turns.hand_out(self._slots)) is None:
+                if worker.running is not None:
+                    continue
+                if (position := turns.hand_out(self._slots)) is None:
+                    self._let_test(worker)
                     continue
                 client = clients[position]
                 message = download(client)
@@ -185,38 +201,46 @@ class Workers:
                 turns.fold()
                 continue
             for worker in self._answers():
-                answer = self._receive(worker, state)
+                running = worker.running
+                if isinstance(running, _Testing):
+                    self._receive_scores(worker, running)
+                    continue
+                assert running is not None
+                answer = self._receive(worker, running, state)
                 if answer is None:
                     continue
-                running = worker.running
-                assert running is not None
                 finished[running.position] = self._upload(running.task, answer)
                 worker.running = None
 
     def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
         """The test set in batches, shared out among the workers, summed in the order of batches."""
+        return self.evaluate_meanwhile(w, buffers)()
+
+    def evaluate_meanwhile(self, w: Tensor, buffers: Tensor | None) -> Callable[[], Score]:
+        """Begin to test a model: workers do it when they have no client. What is returned waits for the rest.
+
+        It must be called before the next test.
+        """
         test = self._job.federation.test
         assert test is not None
-        self._arena["start"].copy_(w)
+        assert self._shares is None
+        self._arena["tested"].copy_(w)
         if buffers is not None:
-            self._arena["buffers"].copy_(buffers)
-        batches = batches_in(test)
-        shares = [range(n, batches, self.count) for n in range(self.count)]
-        scores: dict[int, BatchScore] = {}
-        for worker, share in zip(self._workers, shares, strict=True):
-            _tell(worker, ("evaluate", share, buffers is not None))
-        for number, share in enumerate(shares):
-            answer = None
-            for _ in range(DEATHS):
-                try:
-                    answer = _checked(self._workers[number].pipe.recv())
-                    break
-                except (EOFError, ConnectionResetError):
-                    _tell(self._replace(self._workers[number]), ("evaluate", share, buffers is not None))
-            if answer is None:
-                raise FedflatError(f"A worker died {DEATHS} times while testing the model. {_MEMORY}")
-            scores |= zip(share, answer, strict=True)
-        return total_score([scores[n] for n in range(batches)])
+            self._arena["tested buffers"].copy_(buffers)
+        shares = self._shares = Shares(batches_in(test), self.count, buffers is not None)
+
+        def rest() -> Score:
+            while not shares.done:
+                for worker in self._workers:
+                    if worker.running is None:
+                        self._let_test(worker)
+                for worker in self._answers():
+                    assert isinstance(worker.running, _Testing)
+                    self._receive_scores(worker, worker.running)
+            self._shares = None
+            return shares.total()
+
+        return rest
 
     # -- details -----------------------------------------------------------------------------------
 
@@ -244,10 +268,33 @@ class Workers:
             buffers=message.buffers is not None,
         )
 
+    def _let_test(self, worker: _Worker) -> None:
+        """Give a worker a share of the test under way, if there is one left."""
+        if self._shares is not None and (share := self._shares.hand_out()) is not None:
+            worker.running = _Testing(share)
+            _tell(worker, ("evaluate", share, self._shares.buffers))
+
+    def _receive_scores(self, worker: _Worker, testing: _Testing) -> None:
+        """A worker's scores; if it died, another tests its share again."""
+        shares = self._shares
+        assert shares is not None
+        try:
+            shares.receive(testing.share, _checked(worker.pipe.recv()))
+            worker.running = None
+        except (EOFError, ConnectionResetError):
+            testing.deaths += 1
+            if testing.deaths >= DEATHS:
+                raise FedflatError(
+                    f"A worker died {DEATHS} times while testing the model. {_MEMORY}"
+                ) from None
+            fresh = self._replace(worker)
+            fresh.running = testing
+            _tell(fresh, ("evaluate", testing.share, shares.buffers))
+
     def _hand_over(self, worker: _Worker, state: Callable[[int], dict[str, Tensor]]) -> None:
         """Write a client's own inputs into its slot and tell the worker to go."""
         running = worker.running
-        assert running is not None
+        assert isinstance(running, _Running)
         task = running.task
         kept = state(task.client)
         for name in task.each:
@@ -263,15 +310,15 @@ class Workers:
         busy = {w.pipe: w for w in self._workers if w.running is not None}
         return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
 
-    def _receive(self, worker: _Worker, state: Callable[[int], dict[str, Tensor]]) -> dict[str, Any] | None:
+    def _receive(
+        self, worker: _Worker, running: _Running, state: Callable[[int], dict[str, Tensor]]
+    ) -> dict[str, Any] | None:
         """A worker's answer; None if it died, and then another runs the client again."""
         try:
             answer = _checked(worker.pipe.recv())
             assert isinstance(answer, dict)
             return answer
         except (EOFError, ConnectionResetError):
-            running = worker.running
-            assert running is not None
             running.deaths += 1
             if running.deaths >= DEATHS:
                 raise FedflatError(

@@ -35,6 +35,7 @@ def run_experiment(
     federation: Federation | None = None,
     on_measure: Callable[[str], None] | None = None,
     keep_states: bool = True,
+    overlap: bool | None = None,
 ) -> Run:
     """Train as an experiment with one seed says; `federation` spares loading it, if it is there already."""
     if isinstance(experiment.seed, list):
@@ -61,6 +62,7 @@ def run_experiment(
             weighting=filled.weighting,
             evaluate=filled.evaluate,
             eval_every=filled.eval_every,
+            overlap=overlap,
             seed=seed,
             dtype=getattr(torch, filled.dtype),
             device=filled.device,

@@ -236,7 +236,13 @@ def _run_cell(cell: Cell, pipe: Connection, alone: bool, keep_states: bool) -> s
         experiment = experiment.model_copy(update={"engine": "inprocess"})
     try:
         run = run_experiment(
-            experiment, cell.out, resume=True, on_round=report, stop=pipe.poll, keep_states=keep_states
+            experiment,
+            cell.out,
+            resume=True,
+            on_round=report,
+            stop=pipe.poll,
+            keep_states=keep_states,
+            overlap=True,
         )
     except FedflatError as problem:
         return str(problem)
