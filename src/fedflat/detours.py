@@ -119,19 +119,21 @@ class Detours:
         """Set out by `length` along the gradient, or by `length` times it; `scale` is what parameters move by.
 
         `deltas` are for the layers' outputs. False where the samples' shares of a layer's gradient cancel, so that
-        little but rounding would be left.
+        little but rounding would be left, or where an embedding's gradient is sparse.
         """
+        pieces = [piece for piece in gradient if piece is not None]
         for one, delta in zip(self._passed.values(), deltas, strict=True):
-            one.delta = delta
+            one.delta, one.outputs = delta, delta  # which lets go of the first pass
         self.scale = length
+        if any(piece.is_sparse for piece in pieces):
+            return False
         if not normalize:
             return True
         sizes: list[Tensor] = []
         for one in self._passed.values():
             sizes += [torch.sum(one.kernel(one.inputs) @ one.delta * one.delta)]
             sizes += torch._foreach_norm([one.inputs, one.delta])
-        pieces = [piece for piece in gradient if piece is not None]
-        found = torch.stack([*sizes, *torch._foreach_norm(pieces)]).tolist()
+        found = torch.stack([*sizes, *(torch._foreach_norm(pieces) if pieces else ())]).tolist()
         count = 3 * len(self._passed)
         shares, rounding = found[:count:3], CANCELLED * torch.finfo(deltas[0].dtype).eps
         for share, a, d in zip(shares, found[1:count:3], found[2:count:3], strict=True):

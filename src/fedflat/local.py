@@ -168,7 +168,7 @@ class Step:
         training = self._training
         chain, detours = training.chain_for(self), training.detours_for(self)
         if chain is not None and chain.pays(self.inputs):
-            self._catch_up()
+            self._away()
             training.go_back(chain, self)
             room, views = training.room()
             if chain.climb(length, normalize, room, views):
@@ -176,6 +176,7 @@ class Step:
                 return
             gradient: Pieces = chain.gradients()
         elif detours is not None:
+            self._away()
             self.settle()
             gradients, deltas = training.differentiate_past(detours, self)
             if detours.climb(length, normalize, gradients, deltas):
@@ -196,7 +197,7 @@ class Step:
         if chain is None or eta < SMALL:
             self._climb_along_stretched(self.gradient_pieces(), length, eta, stretched)
             return
-        self._catch_up()
+        self._away()
         training.go_back(chain, self)
         sizes, pieces = training.room((eta, stretched), full_of=1.0 - eta)  # so that T is 1 where it stays
         for here, piece, wanted in zip(training.w_views, pieces, stretched, strict=True):
@@ -246,7 +247,7 @@ class Step:
     def _complete(self, gradients: Gradients, detours: Detours) -> Pieces:
         """A gradient with the parts that detours leave out."""
         own = dict(zip(detours.own, detours.moves(), strict=True))
-        views = self._training.first_views
+        _, views = self._training.room()
         self.local.model.write(tuple(own.get(index, piece) for index, piece in enumerate(gradients)), views)
         return views
 
