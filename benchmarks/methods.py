@@ -28,7 +28,7 @@ TOGETHER = 7
 W1 = replace(WORKLOADS["W1"], clients=10)
 W2 = replace(WORKLOADS["W2"], clients=2, per_round=2)
 PLAIN, AUGMENTED = "W2", "W2, crop and flip"
-FULL = (("W1", W1, 64), (PLAIN, W2, 9), (AUGMENTED, replace(W2, augment=True), 7))
+FULL = (("W1", W1, 64), (PLAIN, W2, 8), (AUGMENTED, replace(W2, augment=True), 6))
 """and how many rounds of methods with a limit"""
 OTHERS = {
     "W1": (W1, 12),

@@ -18,7 +18,7 @@ from fedflat.chain import Chain, differentiate_loss
 from fedflat.local import Local, Step
 from fedflat.local_training import LocalTraining
 from fedflat.mechanism import Mechanism
-from fedflat.mechanisms import LocalAscent, TrajectoryLoss
+from fedflat.mechanisms import AdaptiveAscent, LocalAscent, NesterovMomentum, TrajectoryLoss
 
 FEATURES, CLASSES, BATCH = 24, 3, 5
 SHAPES = {"image": (2, 3, 4), "row": (FEATURES,)}
@@ -29,6 +29,7 @@ CLIMBING = ["fedsam", "mofedsam", "fedgamma", "fedspeed", "fedsam_nesterov"]
 BY_AUTOGRAD = {"fedntd"}
 """methods whose loss does not come with its gradient"""
 close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
+near = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
 
 
 def samples(number: int, shape: tuple[int, ...] = (FEATURES,), seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -357,10 +358,10 @@ def test_gradients_are_those_of_autograd(module, loss, number, decay, lr, seed):
 
 
 def test_gradients_may_be_changed():
-    chain = Chain.of(ff.FlatModel(build("deep"), dtype=torch.float64))
+    model = ff.FlatModel(build("deep"), dtype=torch.float64)
+    chain = Chain.of(model)
     assert chain is not None
-    with torch.no_grad():
-        chain.backward(torch.ones_like(chain.forward(samples(1)[0])))
+    chain.backward(torch.ones_like(chain.forward(model.split(model.vector), samples(1)[0])))
     kept = [g.clone() for g in chain.gradients()]
     for gradient in chain.gradients():
         gradient.zero_()
@@ -403,33 +404,32 @@ def test_the_point_is_where_autograd_leads(module, number, rho, normalize, seed)
     point = {n: v.detach() + scale * g for (n, v), g in zip(named.items(), gradients, strict=True)}
 
     model = ff.FlatModel(module, dtype=torch.float64)
-    chain = Chain.of(model)
+    chain, at = Chain.of(model), model.split(model.vector)
     assert chain is not None
-    with torch.no_grad():
-        _, delta = differentiate_loss(F.cross_entropy, chain.forward(x), y)
-        chain.backward(delta)
-    others = chain.climb(rho, normalize)
-    assume(others is not None)
-    pieces = dict(zip(chain.others, others, strict=True))
+    _, delta = differentiate_loss(F.cross_entropy, chain.forward(at, x), y)
+    chain.backward(delta)
+    into = torch.full_like(model.vector, torch.nan)
+    assume(chain.climb(rho, normalize, into, model.split(into)))
     assert chain.scale == pytest.approx(float(scale), rel=1e-9)
-    for index, piece in pieces.items():
-        model.parameters[index].data.add_(piece, alpha=chain.scale)
-    with torch.no_grad():
-        again = chain.forward_again()
-    near = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-10)
+    chain.rest_of(model.vector).add_(chain.rest_of(into), alpha=chain.scale)
+    again = chain.forward_again(at)
     near(again, functional_call(module, point, (x,)))
+    went_on(model, chain, point, again, x, y)
 
-    pieces |= dict(zip(chain.own, chain.gradient_of_first(), strict=True))
-    for index, (p, expected) in enumerate(zip(model.parameters, point.values(), strict=True)):
-        near(p.detach() + chain.scale * pieces[index] if index in chain.own else p.detach(), expected)
 
-    # and on from there: the gradient at the point
-    _, delta = differentiate_loss(F.cross_entropy, again, y)
-    with torch.no_grad():
-        chain.backward(delta)
+def went_on(
+    model: ff.FlatModel, chain: Chain, point: dict[str, Tensor], again: Tensor, x: Tensor, y: Tensor
+) -> None:
+    """All parameters are at the point once the first layer's follow; the next gradient is the one there."""
+    at = [p.detach().clone() for p in model.parameters]
+    for index, move in zip(chain.own, chain.moves(), strict=True):
+        at[index].add_(move, alpha=chain.scale)
+    for mine, expected in zip(at, point.values(), strict=True):
+        near(mine, expected)
+    chain.backward(differentiate_loss(F.cross_entropy, again, y)[1])
     there = {name: value.requires_grad_() for name, value in point.items()}
     expected = torch.autograd.grad(
-        F.cross_entropy(functional_call(module, there, (x,)), y), list(there.values())
+        F.cross_entropy(functional_call(model.module, there, (x,)), y), list(there.values())
     )
     for gradient, other in zip(chain.gradients(), expected, strict=True):
         near(gradient, other)
@@ -480,6 +480,34 @@ class Hesitates(Mechanism):
             step.climb(0.3, normalize=True)
 
 
+class Shrinks(Mechanism):
+    """Weight decay as a term of the loss, which no output shows."""
+
+    def loss(self, step: Step, outputs: Tensor) -> Tensor:
+        return 0.5 * 0.05 * sum((p.square().sum() for p in step.local.model.parameters), torch.zeros(()))
+
+
+class Calms(Mechanism):
+    """`mean(z²) / 10`."""
+
+    def loss(self, step: Step, outputs: Tensor) -> Tensor:
+        return outputs.square().mean() / 10
+
+
+class CalmsByHand(Calms):
+    """The same with its gradient."""
+
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
+        return outputs / (5 * outputs.numel())
+
+
+class CalmsInTwo(Calms):
+    """The same, and what to multiply it by."""
+
+    def loss_gradient(self, step: Step, outputs: Tensor) -> tuple[Tensor, float]:
+        return outputs, 1 / (5 * outputs.numel())
+
+
 @pytest.mark.parametrize("hook", ["shift", "outputs", "direction", "gradient"])
 def test_a_mechanism_that_asks_sees_the_whole_point(hook, plainly, without_chains, lifts):
     watching, quick = watcher(hook)
@@ -523,6 +551,106 @@ def test_batches_for_which_it_pays():
     assert chain is not None
     assert chain.pays(torch.empty(9, *SHAPES["image"]))
     assert not chain.pays(torch.empty(10, *SHAPES["image"])), "24 x 16 terms are fewer than 10 x (24 + 16)"
+
+
+# -- the adaptive ascent ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("eta", "on"), [(0.2, True), (1.0, True), (3.0, True), (1e-8, False), (0.0, False)])
+@pytest.mark.parametrize("model", ["rows", "no bias", "no bias first", "one layer", "deep"])
+def test_the_same_adaptive_ascent(model, eta, on, lifts, by_autograd, without_chains):
+    quick = train(model, ff.fedasam(eta=eta), weight_decay=0.01)
+    assert len(lifts) == on * STEPS and not by_autograd
+    without_chains()
+    same(quick, train(model, ff.fedasam(eta=eta), weight_decay=0.01))
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("batch_size", [1, 10, 14])
+def test_the_same_adaptive_ascent_of_other_batches(batch_size, optimiser, lifts, without_chains):
+    quick = train("rows", "fedasam", batch_size, **OPTIMISERS[optimiser])
+    assert len(lifts) == 3 * 2 * 2 * -(-14 // batch_size)
+    without_chains()
+    same(quick, train("rows", "fedasam", batch_size, **OPTIMISERS[optimiser]))
+
+
+def test_the_adaptive_ascent_counts():
+    """Else the runs above would compare less than they say."""
+    runs = [train("rows", ff.fedasam(rho, eta)).server.w for rho, eta in [(0, 1), (0.7, 0.2), (0.7, 1)]]
+    assert not any(torch.allclose(one, other, rtol=1e-4) for one, other in pairwise(runs))
+
+
+ADAPTIVE: dict[str, list[Mechanism]] = {
+    "after a momentum": [NesterovMomentum(0.8), AdaptiveAscent()],
+    "after a move": [Drifts(), AdaptiveAscent()],
+    "before a move": [AdaptiveAscent(), Creeps()],
+    "between moves": [Creeps(), AdaptiveAscent(), Drifts()],
+    "after another": [LocalAscent(0.3), AdaptiveAscent()],
+    "before another": [AdaptiveAscent(), LocalAscent(0.3)],
+    "twice": [AdaptiveAscent(0.3), AdaptiveAscent(0.5)],
+    "twice, otherwise": [AdaptiveAscent(0.3, 0.2), AdaptiveAscent(0.5, 0.7)],
+    "twice, once small": [AdaptiveAscent(0.3, 0.2), AdaptiveAscent(0.5, 0.0)],
+    "beside a loss": [CalmsInTwo(), AdaptiveAscent()],
+}
+
+
+@pytest.mark.parametrize("model", ["relu in place", "no bias first"])
+@pytest.mark.parametrize("mechanisms", ADAPTIVE)
+def test_the_adaptive_ascent_beside_others(mechanisms, model, by_hand, without_chains):
+    quick = train(model, ADAPTIVE[mechanisms])
+    assert by_hand
+    without_chains()
+    same(quick, train(model, ADAPTIVE[mechanisms]))
+
+
+@pytest.mark.parametrize("hook", ["shift", "outputs", "direction", "gradient"])
+@pytest.mark.parametrize("before", [[], [Drifts()], [NesterovMomentum(0.8)]])
+def test_the_whole_point_after_an_adaptive_ascent(before, hook, lifts, without_chains):
+    watching, quick = watcher(hook)
+    train("no bias first", [*before, AdaptiveAscent(), watching])
+    assert len(quick) == STEPS
+    assert len(lifts) == (0 if hook in ("shift", "outputs") else STEPS)
+    without_chains()
+    watching, plain = watcher(hook)
+    train("no bias first", [*before, AdaptiveAscent(), watching])
+    for mine, other in zip(quick, plain, strict=True):
+        close(mine, other)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    networks(), st.integers(1, 9), st.floats(0, 2), st.floats(1e-3, 5), st.sampled_from([0, 1, -1]),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_the_stretched_point_is_where_the_formula_leads(module, number, rho, eta, power, seed):
+    x = inputs_for(module, number, seed)
+    y = targets_for("cross-entropy", module(x), seed)
+    for p in module.parameters():
+        p.data.mul_(10.0**power)
+    named = {name: p.detach().clone().requires_grad_() for name, p in module.named_parameters()}
+    gradients = torch.autograd.grad(
+        F.cross_entropy(functional_call(module, named, (x,)), y), list(named.values())
+    )
+    stretch = [v.detach().abs() + eta if "weight" in n else torch.ones_like(v) for n, v in named.items()]
+    norm = torch.cat([(t * g).flatten() for t, g in zip(stretch, gradients, strict=True)]).norm()
+    assume(norm > 1e-9 or norm == 0)
+    scale = rho / norm if norm else 0.0
+    point = {
+        n: v.detach() + scale * t.square() * g
+        for (n, v), t, g in zip(named.items(), stretch, gradients, strict=True)
+    }
+
+    model = ff.FlatModel(module, dtype=torch.float64)
+    chain, at = Chain.of(model), model.split(model.vector)
+    assert chain is not None
+    chain.backward(differentiate_loss(F.cross_entropy, chain.forward(at, x), y)[1])
+    into = torch.full_like(model.vector, torch.nan)
+    sizes = torch.cat([(t - eta).flatten() for t in stretch])
+    chain.climb_stretched(rho, eta, sizes, into, model.split(into))
+    chain.rest_of(model.vector).add_(chain.rest_of(into), alpha=chain.scale)
+    again = chain.forward_again(at)
+    near(again, functional_call(module, point, (x,)))
+    went_on(model, chain, point, again, x, y)
 
 
 # -- what it is not for ----------------------------------------------------------------------------
@@ -664,27 +792,6 @@ def test_samples_it_is_not_for():
 # -- terms of the loss -----------------------------------------------------------------------------
 
 
-class Shrinks(Mechanism):
-    """Weight decay as a term of the loss, which no output shows."""
-
-    def loss(self, step: Step, outputs: Tensor) -> Tensor:
-        return 0.5 * 0.05 * sum((p.square().sum() for p in step.local.model.parameters), torch.zeros(()))
-
-
-class Calms(Mechanism):
-    """`mean(z²) / 10`."""
-
-    def loss(self, step: Step, outputs: Tensor) -> Tensor:
-        return outputs.square().mean() / 10
-
-
-class CalmsByHand(Calms):
-    """The same with its gradient."""
-
-    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
-        return outputs / (5 * outputs.numel())
-
-
 class CalmsOtherwise(TrajectoryLoss):
     """Another loss than the gradient that it inherits belongs to."""
 
@@ -731,6 +838,60 @@ def test_a_loss_with_its_gradient_counts(more, by_hand):
     assert not torch.allclose(
         mine.server.w, train("rows", more or "fedavg", weight_decay=0.05).server.w, rtol=1e-3
     )
+
+
+@pytest.mark.parametrize("more", [[], [LocalAscent(0.3)], [CalmsByHand()]])
+@pytest.mark.parametrize("optimiser", ["decay", "momentum", "clipped"])
+def test_a_gradient_and_its_scale_are_their_product(more, optimiser, by_hand, without_chains):
+    in_two = train("rows", [CalmsInTwo(), *more], **OPTIMISERS[optimiser])
+    same(in_two, train("rows", [CalmsByHand(), *more], **OPTIMISERS[optimiser]))
+    assert by_hand
+    by_hand.clear()
+    without_chains()
+    for term in (CalmsInTwo(), CalmsByHand()):
+        same(in_two, train("rows", [term, *more], **OPTIMISERS[optimiser]))
+    assert not by_hand
+
+
+WRONG: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "another shape": (lambda z: (z[:1], 0.1), "returns a tensor of shape"),
+    "another shape alone": (lambda z: z[:, :1], "returns a tensor of shape"),
+    "a tensor as scale": (lambda z: (z, torch.tensor(0.1)), r"returns \(tensor"),
+    "a word as scale": (lambda z: (z, "0.1"), r"returns \(tensor"),
+    "the scale first": (lambda z: (0.1, z), r"returns \(0.1, tensor"),
+    "three": (lambda z: (z, 0.1, 0.1), r"returns \(tensor"),
+    "numbers alone": (lambda z: (0.1, 0.1), "returns 0.1"),
+    "nothing": (lambda z: None, "returns nothing"),
+    "nothing and a scale": (lambda z: (None, 0.1), "returns nothing"),
+}
+
+
+@pytest.mark.parametrize("by_chain", [True, False])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_gradient_of_another_kind_is_a_mistake(wrong, by_chain, without_chains):
+    class Errs(Calms):
+        def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
+            return WRONG[wrong][0](outputs)
+
+    if not by_chain:
+        without_chains()
+    with pytest.raises(ff.FedflatError, match=f"(?s)errs: loss_gradient {WRONG[wrong][1]}.*outputs' shape"):
+        train("rows", [Errs()])
+
+
+class CalmsWithAGraph(Calms):
+    """Its gradient could itself be differentiated."""
+
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor:
+        outputs = outputs.detach().requires_grad_()
+        return torch.autograd.grad(self.loss(step, outputs), outputs, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_a_gradient_with_a_graph_is_taken_as_it_is(optimiser, by_hand):
+    run = train("rows", [CalmsWithAGraph(), LocalAscent(0.3)], **OPTIMISERS[optimiser])
+    assert by_hand
+    same(run, train("rows", [CalmsByHand(), LocalAscent(0.3)], **OPTIMISERS[optimiser]))
 
 
 class CalmsByAutograd(Calms):
@@ -827,3 +988,38 @@ def test_a_gradient_that_cancels_is_climbed_along_all_the_same(lifts, plainly):
     plain = ff.train(ff.Federation(clients), copy.deepcopy(model), **settings)
     assert plain.server.w.norm() > 0
     torch.testing.assert_close(quick.server.w, plain.server.w)
+
+
+@pytest.mark.parametrize("method", ["fedsam", "fedasam"])
+@pytest.mark.parametrize("part", [0, 2])
+def test_a_layer_with_a_second_name(part, method, without_chains):
+    def trained() -> ff.Run:
+        model = build("rows")
+        model.also = model[part].weight  # and comes before all others
+        federation = ff.Federation([samples(14)])
+        local = ff.LocalSGD(lr=0.1, batch_size=BATCH)
+        return ff.train(federation, model, method, local, rounds=2, dtype=torch.float64)
+
+    quick = trained()
+    without_chains()
+    same(quick, trained())
+
+
+class Climbs(Mechanism):
+    """Moves the point too late, where there is none."""
+
+    def direction(self, step: Step, d: Tensor) -> None:
+        step.climb(0.1, normalize=True)
+
+
+class ClimbsFar(Mechanism):
+    """The same, far where weights are large."""
+
+    def direction(self, step: Step, d: Tensor) -> None:
+        step.climb_stretched(0.1, 0.2, (True, False, True, False))
+
+
+@pytest.mark.parametrize("climbing", [Climbs(), ClimbsFar()])
+def test_climbing_without_a_shift_is_a_mistake(climbing):
+    with pytest.raises(ff.FedflatError, match="The point is moved in a mechanism's hook `shift`"):
+        train("rows", [climbing])

@@ -83,7 +83,8 @@ class Chain:
         if not parts or len(parts) != 2 * len(layers) - 1 or any(type(r) is not nn.ReLU for r in parts[1::2]):
             return None
         named = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
-        all_once = len(named) == len(model.parameters)  # none is used twice, or not trained
+        # none is used twice, not trained, or known by another name, under which it might come first
+        all_once = [id(p) for p in named] == [id(p) for p in model.parameters]
         return cls(model, layers, flattened) if all_once else None
 
     def takes(self, samples: Tensor) -> bool:
@@ -188,8 +189,8 @@ class Chain:
         if normalize:
             norms = torch._foreach_norm([x, self.delta, self.rest_of(into)])
             share, *lengths = torch.stack([torch.sum(self.lift * self.delta), *norms]).tolist()
-            most = (lengths[0] * lengths[1]) ** 2
-            if share < CANCELLED * torch.finfo(x.dtype).eps * most:
+            most = lengths[0] * lengths[1]
+            if share < CANCELLED * torch.finfo(x.dtype).eps * most * most:
                 return False
             norm = math.hypot(math.sqrt(share), lengths[2])
             self.scale = length / norm if norm > SMALLEST_NORM else 0.0

@@ -7,6 +7,7 @@ need not be summed before somebody asks. Beside a small network's products every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -72,5 +73,9 @@ class CrossEntropy:
     def _add_up(self) -> None:
         if self._terms:
             weights, logs = (torch.cat(part) for part in zip(*self._terms, strict=True))
-            self._sum += torch.sum(weights * logs).item()
+            terms = weights * logs
+            total = torch.sum(terms).item()
+            if math.isnan(total):  # of a class that is not the sample's, and out of the question
+                total = torch.sum(terms.where(weights != 0, 0.0)).item()
+            self._sum += total
             self._terms.clear()

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .chain import CANCELLED, altered
-from .flat import SMALLEST_NORM, FlatModel, Gradients, Pieces
+from .flat import SMALLEST_NORM, FlatModel, Gradients
 
 SMALLEST = 2**16
 """Weights from which on a layer is worth it."""
@@ -67,19 +67,16 @@ class Detours:
             return None
         parts = list(model.module)
         places = {id(p): index for index, p in enumerate(model.parameters)}
-        owners = [
-            id(p) for part in model.module.modules() for p in part._parameters.values() if p is not None
-        ]
+        every = [part for _, part in model.module.named_modules(remove_duplicate=False)]
+        owners = [id(p) for part in every for p in part._parameters.values() if p is not None]
         passed, rows = [], False
         for layer in parts:
             flat = type(layer) is nn.Flatten and layer.start_dim == 1 and layer.end_dim == -1
             rows = flat or (rows and type(layer) in SAME_ROWS)
             if not rows or type(layer) is not nn.Linear or layer.weight.numel() < SMALLEST:
                 continue
-            if parts.count(layer) > 1:
-                continue
             own = [p for p in (layer.weight, layer.bias) if p is not None]
-            if all(id(p) in places and owners.count(id(p)) == 1 for p in own):
+            if all(id(p) in places and owners.count(id(p)) == 1 for p in own):  # itself is there once then
                 bias = None if layer.bias is None else places[id(layer.bias)]
                 passed.append(_Passed(layer, places[id(layer.weight)], bias))
         return cls(model, passed) if passed else None
@@ -99,6 +96,7 @@ class Detours:
             one.inputs = x.detach()
             x = F.linear(x, one.layer.weight.detach(), None if one.bias is None else one.layer.bias.detach())
             one.outputs = x if x.requires_grad else x.requires_grad_()
+            x = one.outputs.clone()  # which what follows may change in place
         return x
 
     def forward_again(self, samples: Tensor) -> Tensor:
@@ -115,17 +113,20 @@ class Detours:
         """Those of the layers in the latest pass."""
         return [one.outputs for one in self._passed.values()]
 
-    def climb(self, length: float, normalize: bool, gradient: Gradients, deltas: Pieces) -> bool:
+    def climb(self, length: float, normalize: bool, gradient: Gradients, deltas: Gradients) -> bool:
         """Set out by `length` along the gradient, or by `length` times it; `scale` is what parameters move by.
 
         `deltas` are for the layers' outputs. False where the samples' shares of a layer's gradient cancel, so that
-        little but rounding would be left, or where an embedding's gradient is sparse.
+        little but rounding would be left, where an embedding's gradient is sparse, or where somebody else uses a
+        layer's parameters too.
         """
         pieces = [piece for piece in gradient if piece is not None]
         for one, delta in zip(self._passed.values(), deltas, strict=True):
-            one.delta, one.outputs = delta, delta  # which lets go of the first pass
+            one.delta = torch.zeros_like(one.outputs) if delta is None else delta
+            one.outputs = one.delta  # which lets go of the first pass
         self.scale = length
-        if any(piece.is_sparse for piece in pieces):
+        shared = any(gradient[index] is not None for index in self.own)
+        if shared or any(piece.is_sparse for piece in pieces):
             return False
         if not normalize:
             return True
@@ -135,9 +136,10 @@ class Detours:
             sizes += torch._foreach_norm([one.inputs, one.delta])
         found = torch.stack([*sizes, *(torch._foreach_norm(pieces) if pieces else ())]).tolist()
         count = 3 * len(self._passed)
-        shares, rounding = found[:count:3], CANCELLED * torch.finfo(deltas[0].dtype).eps
+        shares, rounding = found[:count:3], CANCELLED * torch.finfo(sizes[0].dtype).eps
         for share, a, d in zip(shares, found[1:count:3], found[2:count:3], strict=True):
-            if share < rounding * (a * d) ** 2:
+            most = a * d
+            if share < rounding * most * most:
                 return False
         norm = math.hypot(*(math.sqrt(share) for share in shares), *found[count:])
         self.scale = length / norm if norm > SMALLEST_NORM else 0.0

@@ -115,7 +115,7 @@ def one_per_output(mechanism: Any, returned: object, outputs: Tensor) -> tuple[T
         return returned, scale
     raise FedflatError(
         f"{mechanism.name}: loss_gradient returns {_described(returned)}; it must return a tensor of the outputs' "
-        f"shape {tuple(outputs.shape)}."
+        f"shape {tuple(outputs.shape)}, or a pair of such a tensor and a number."
     )
 
 

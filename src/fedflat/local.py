@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .chain import Chain
     from .local_training import LocalTraining
 
-SMALL = 1e-3
-"""Below this nothing is divided by it."""
+ETAS = (1e-3, 10.0)
+"""Between these `1 + x/η` keeps as many digits as `η + x`."""
 
 
 class Local:
@@ -68,7 +68,7 @@ class Step:
         self._training = training
         self.index = 0
         """`k`, from 0"""
-        self.inputs = self.targets = torch.empty(0)
+        self.inputs = self.targets = self._targets = torch.empty(0)
         self.first: Tensor = torch.empty(0)
         """the gradient that `gradient()` took in this step"""
         self._moved = False
@@ -194,12 +194,12 @@ class Step:
         """
         training = self._training
         chain = training.chain_for(self)
-        if chain is None or eta < SMALL:
+        if chain is None or not ETAS[0] <= eta <= ETAS[1]:
             self._climb_along_stretched(self.gradient_pieces(), length, eta, stretched)
             return
         self._away()
         training.go_back(chain, self)
-        sizes, pieces = training.room((eta, stretched), full_of=1.0 - eta)  # so that T is 1 where it stays
+        sizes, pieces = training.sizes(eta, stretched)
         for here, piece, wanted in zip(training.w_views, pieces, stretched, strict=True):
             if wanted:
                 torch.abs(here, out=piece)
@@ -299,4 +299,9 @@ class Step:
         """Turn to the next step."""
         self.let_go()
         self.index, self.inputs, self.targets = index, inputs, targets
-        self._moved = False
+        self._targets, self._moved = targets, False
+
+    @property
+    def has_own_targets(self) -> bool:
+        """Whether no mechanism has put others in their place."""
+        return self.targets is self._targets

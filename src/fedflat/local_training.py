@@ -87,7 +87,8 @@ class LocalTraining:
         """all corrections of this round in one, where they are alike in every step"""
         self.drift = Drift(model)
         """its vectors, divided by its scale"""
-        self._rooms: dict[object, tuple[Tensor, list[Tensor]]] = {}
+        self._rooms: dict[str, tuple[Tensor, list[Tensor]]] = {}
+        self._sized: object = None
         # Without shifts the iterate is the model's own vector; with them it is kept beside, and that vector is only
         # where points away from the iterate are: nothing is ever restored.
         self.away = model.vector
@@ -216,10 +217,22 @@ class LocalTraining:
                 f"{name}: a contract names the upload '{promised}', but it is not among what `end` returns."
             )
 
-    def room(self, name: object = None, full_of: float = 0.0) -> tuple[Tensor, list[Tensor]]:
-        """A vector to compute in, and its views. What it is full of at first stays where nobody writes."""
+    def room(self) -> tuple[Tensor, list[Tensor]]:
+        """A vector to compute a move in, and its views; its content is undefined."""
+        return self._new("room")
+
+    def sizes(self, eta: float, stretched: tuple[bool, ...]) -> tuple[Tensor, list[Tensor]]:
+        """A vector for |w| where parameters are stretched, and its views; it is 1 − η where they are not."""
+        vector, views = self._new("sizes")
+        if self._sized != (eta, stretched):  # what stays as it is is written once
+            vector.fill_(1.0 - eta)
+            self._sized = (eta, stretched)
+        return vector, views
+
+    def _new(self, name: str) -> tuple[Tensor, list[Tensor]]:
+        """A vector under that name, the same one every time, and its views."""
         if name not in self._rooms:
-            vector = torch.full_like(self.w, full_of)
+            vector = torch.empty_like(self.w)
             self._rooms[name] = vector, self.model.split(vector)
         return self._rooms[name]
 
@@ -244,12 +257,12 @@ class LocalTraining:
             total, outputs, sum(pulls[1:], pulls[0]) if pulls else None
         ), plain.detach()
 
-    def differentiate_past(self, detours: Detours, step: Step) -> tuple[Gradients, Pieces]:
+    def differentiate_past(self, detours: Detours, step: Step) -> tuple[Gradients, Gradients]:
         """The gradient of the loss, and that for the outputs of the layers whose own it leaves out."""
         loss = self.loss(detours.forward(step.inputs), step.targets)
         gradients, count = self.model.gradients(loss, also=detours.outputs), len(self.model.parameters)
         self.passes.make(1, 1)
-        return gradients[:count], cast("tuple[Tensor, ...]", gradients[count:])
+        return gradients[:count], gradients[count:]
 
     def differentiate_into(self, views: list[Tensor], step: Step) -> Loss:
         """The same gradient in views of a flat vector; the plain loss."""
@@ -278,13 +291,13 @@ class LocalTraining:
             step.stand()
         outputs = step.outputs_of(chain)
         loss: Loss
-        if self.entropy is not None and self.entropy.takes(outputs):
+        if self.entropy is not None and step.has_own_targets and self.entropy.takes(outputs):
             logs, delta = self.entropy.differentiate(outputs)
             loss = (self.entropy, logs)
         else:
             loss, delta = differentiate_loss(self.loss, outputs, step.targets)
         for pull, scale in self._pulls(step, outputs):
-            delta = torch.add(delta, pull, alpha=scale)
+            delta = torch.add(delta, pull.detach(), alpha=scale)
         chain.backward(delta)
         self.passes.make(1, 1)
         return loss
