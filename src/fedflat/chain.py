@@ -14,7 +14,8 @@ point that lies `s` times the gradient away it gives
 
 and its share of the gradient's squared length is `Σ (xxᵀ + 1)δ ∘ δ`. The first pass needs no gradient of its weights,
 the second no product with them, and they need not be moved: what is left are products with `xxᵀ`, which is as small
-as the batch. To rounding, all numbers are those of autograd.
+as the batch. FedASAM's ascent, along `P = T² ∘ ∇W`, has both products, `z' = z + s xPᵀ`, and does not move them
+either. To rounding, all numbers are those of autograd.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Chain:
         """for the outputs of every layer"""
         self.first = self.delta = self._one = torch.empty(0)
         self.lift: Tensor | None = None
+        """`(xxᵀ + 1) δ`; None where the ascent is a stretched one"""
         self.move: Pieces = ()
+        """what such an ascent goes along, in the first layer"""
         self.scale = 0.0
 
     @classmethod
@@ -94,18 +97,20 @@ class Chain:
     def forward(self, at: Pieces, samples: Tensor) -> Tensor:
         """The outputs with parameters that need no gradient."""
         x = samples.flatten(1) if self.flattened else samples
-        self.layers = [(at[weight], None if bias is None else at[bias]) for weight, bias in self.places]
+        self.layers = self._layers(at)
         self.first = F.linear(x, *self.layers[0])
         return self._on(x, self.first)
 
     def forward_again(self, at: Pieces) -> Tensor:
         """The same at the point climbed to, to which all parameters but the first layer's have been moved."""
-        x = self.inputs[0]
-        self.layers = [(at[weight], None if bias is None else at[bias]) for weight, bias in self.places]
+        x, self.layers = self.inputs[0], self._layers(at)
         if self.lift is not None:
             return self._on(x, torch.add(self.first, self.lift, alpha=self.scale))
         z = torch.addmm(self.first, x, self.move[0].mT, alpha=self.scale)
         return self._on(x, z.add_(self.move[1], alpha=self.scale) if len(self.move) > 1 else z)
+
+    def _layers(self, at: Pieces) -> list[tuple[Tensor, Tensor | None]]:
+        return [(at[weight], None if bias is None else at[bias]) for weight, bias in self.places]
 
     def _on(self, x: Tensor, z: Tensor) -> Tensor:
         """Through all layers but the first."""
@@ -208,14 +213,13 @@ class Chain:
         norm = eta * length_of_own(into)
         into.addcmul_(sizes, into, value=1.0 / eta)
         self.scale = length * eta**2 / norm if norm > SMALLEST_NORM else 0.0
-        self.lift, self.move = None, [views[index] for index in self.places[0] if index is not None]
+        self.lift, self.move = None, [views[index] for index in self.own]
 
     def moves(self) -> Pieces:
         """What the first layer's own parameters move along, after all."""
         if self.lift is None:
-            return [self.move[self.places[0].index(index)] for index in self.own]
-        pieces = (self.delta.mT @ self.inputs[0], self.delta.sum(dim=0))
-        return [pieces[self.places[0].index(index)] for index in self.own]
+            return self.move
+        return (self.delta.mT @ self.inputs[0], self.delta.sum(dim=0))[: len(self.own)]
 
 
 def differentiate_loss(loss: LossFunction, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -100,6 +100,7 @@ class Workers:
     def open(self, job: Job) -> None:
         """Lay out the arena and start the processes."""
         self._job, size = job, job.model.size
+        self._shares = None
         buffers = 0 if (statistics := job.model.read_buffers()) is None else statistics.numel()
         contracts = job.method.contracts
         self._each = tuple(name for c in contracts for name in c.each)
