@@ -63,6 +63,21 @@ def test_rounds_are_told_of_in_order_and_only_once():
     assert [index for index, _ in seen] == list(range(5)) and all(accuracy for _, accuracy in seen)
 
 
+class FailsInRound2(ff.Mechanism):
+    def begin(self, local) -> None:
+        if local.round == 2:
+            raise ff.FedflatError("enough")
+
+
+def test_a_round_is_told_of_when_the_next_one_fails(tmp_path):
+    seen: list[tuple[int, bool]] = []
+    note = {"on_round": lambda r: seen.append((r.index, r.accuracy is not None)), "out": tmp_path / "run"}
+    with pytest.raises(ff.FedflatError, match="enough"):
+        train([FailsInRound2()], ff.Workers(2), overlap=True, **note)
+    assert seen == [(0, True), (1, False)]
+    assert len(ff.read_metrics(tmp_path / "run")) == 2
+
+
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_stopped_and_gone_on_with(every, tmp_path):
     whole = train("scaffold", "inprocess")

@@ -60,7 +60,12 @@ class Rounds:
             self.engine.open(self.job)
             for index in range(len(self.history), self.rounds):
                 last = index == self.rounds - 1
-                record = self._train(index, last)
+                try:
+                    record = self._train(index, last)
+                except FedflatError:
+                    if late is not None:  # it did happen, though its test did not come to an end
+                        self._tell_of(late[0])
+                    raise
                 if self.recording is not None:
                     record.measures = self.recording.finish(self.server)
                 if late is not None:
