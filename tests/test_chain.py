@@ -451,6 +451,8 @@ def watcher(hook: str) -> tuple[Mechanism, list[Tensor]]:
                 points.append(step.point.clone())
             if hook == "gradient":
                 points.append(step.gradient().clone())
+            if hook == "model":
+                points.append(torch.cat([p.detach().flatten() for p in step.local.model.parameters]))
 
     return Watcher(), points
 
@@ -508,7 +510,7 @@ class CalmsInTwo(Calms):
         return outputs, 1 / (5 * outputs.numel())
 
 
-@pytest.mark.parametrize("hook", ["shift", "outputs", "direction", "gradient"])
+@pytest.mark.parametrize("hook", ["shift", "outputs", "direction", "gradient", "model"])
 def test_a_mechanism_that_asks_sees_the_whole_point(hook, plainly, without_chains, lifts):
     watching, quick = watcher(hook)
     train("no bias first", [LocalAscent(0.3), watching])
@@ -603,7 +605,7 @@ def test_the_adaptive_ascent_beside_others(mechanisms, model, by_hand, without_c
     same(quick, train(model, ADAPTIVE[mechanisms]))
 
 
-@pytest.mark.parametrize("hook", ["shift", "outputs", "direction", "gradient"])
+@pytest.mark.parametrize("hook", ["shift", "outputs", "direction", "gradient", "model"])
 @pytest.mark.parametrize("before", [[], [Drifts()], [NesterovMomentum(0.8)]])
 def test_the_whole_point_after_an_adaptive_ascent(before, hook, lifts, without_chains):
     watching, quick = watcher(hook)

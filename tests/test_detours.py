@@ -441,7 +441,7 @@ class Strolls(Mechanism):
         step.move(step.gradient(), 0.1)
 
 
-@pytest.mark.parametrize("hook", ["shift", "outputs", "direction", "gradient"])
+@pytest.mark.parametrize("hook", ["shift", "outputs", "direction", "gradient", "model"])
 @pytest.mark.parametrize("model", ["two", "a large one first"])
 def test_a_mechanism_that_asks_sees_the_whole_point(model, hook, taken, plainly):
     points = []

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from .cross_entropy import log_softmax_backward
 from .evaluation import LossFunction
 from .flat import SMALLEST_NORM, FlatModel, Pieces, length_of_own
 
@@ -34,7 +35,6 @@ from .flat import SMALLEST_NORM, FlatModel, Pieces, length_of_own
 _relu_backward = torch.ops.aten.threshold_backward.default
 _nll_loss = torch.ops.aten.nll_loss_forward.default
 _nll_loss_backward = torch.ops.aten.nll_loss_backward.default
-_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 CANCELLED = 1e3
 """a sum that is less than so many times the rounding of its terms"""
 _MEAN, _IGNORED = 1, -100
@@ -228,7 +228,7 @@ def differentiate_loss(loss: LossFunction, outputs: Tensor, targets: Tensor) -> 
         logs = torch.log_softmax(outputs, 1)
         value, weight = _nll_loss(logs, targets, None, _MEAN, _IGNORED)
         delta = _nll_loss_backward(torch.ones_like(value), logs, targets, None, _MEAN, _IGNORED, weight)
-        return value, _log_softmax_backward(delta, logs, 1, outputs.dtype)
+        return value, log_softmax_backward(delta, logs, 1, outputs.dtype)
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         value = loss(leaf.clone(), targets)  # which may change its outputs in place

@@ -18,7 +18,7 @@ CLASSES = 256
 AT_ONCE = 64
 """So many batches are summed up together."""
 
-_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
+log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 
 
 class CrossEntropy:
@@ -56,7 +56,7 @@ class CrossEntropy:
     def differentiate(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """`log softmax(z)`, which the loss is made of, and the loss's gradient for z."""
         logs = torch.log_softmax(outputs, 1)
-        return logs, _log_softmax_backward(self._batches[self._batch], logs, 1, outputs.dtype)
+        return logs, log_softmax_backward(self._batches[self._batch], logs, 1, outputs.dtype)
 
     def count(self, logs: Tensor) -> None:
         """Let the loss of the present batch be part of the sum."""

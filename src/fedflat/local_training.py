@@ -334,6 +334,7 @@ class LocalTraining:
             clip_(d, sgd.clip_norm)
         for mechanism, correction in self.corrections:
             if correction is None:
+                step.settle()  # somebody may look at the model itself
                 in_place(mechanism, "direction", "change d in place, as d.mul_(0.5) does", step, d)
                 self._check_iterate(
                     mechanism, "direction", iterate, "change d, which the iterate then follows"
