@@ -235,13 +235,14 @@ def test_reproduce_runs_cells_and_goes_on(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("preset", "shown"), [("fedgf/table3", "models sent"), ("fedgmt/figure2", "Draw it")]
+    ("preset", "rows", "shown"),
+    [("fedgf/table3", "FedAvg,FedSAM", "models sent"), ("fedgmt/figure2", "FedAvg", "Draw it")],
 )
-def test_counts_and_measures_stand_beside_the_papers(preset, shown, tmp_path, monkeypatch, capsys):
+def test_counts_and_measures_stand_beside_the_papers(preset, rows, shown, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "nothing"))
     monkeypatch.chdir(tmp_path)
     arguments = ["fedflat", "reproduce", preset, "--scale", "small", "--out", "here"]
-    monkeypatch.setattr("sys.argv", [*arguments, "--rows", "FedAvg,FedSAM"])
+    monkeypatch.setattr("sys.argv", [*arguments, "--rows", rows])
     with pytest.raises(SystemExit):
         main()
     assert shown in capsys.readouterr().out
