@@ -10,7 +10,7 @@ demo: $(VENV)/installed  ## set up and run the main job on the data inside the p
 	$(BIN)/fedflat run
 
 test: $(VENV)/tested browser  ## set up and run all tests
-	$(BIN)/python -m pytest -n 3 --dist worksteal  # one more than two cores: the tests of Flower mostly wait
+	$(BIN)/python -m pytest -n 3  # one more than two cores: the tests of Flower mostly wait
 
 browser:  ## the browser that the report's tests drive
 	tools/get-chromium

@@ -9,15 +9,24 @@ import torch
 torch.set_num_threads(1)
 
 
+TOGETHER = {
+    **{"test_ray": "ray", "test_flower_deployment": "flower", "test_flower_setup": "flower"},
+    **{
+        name: name
+        for name in ("test_datasets", "test_docs", "test_extras", "test_report_browser", "test_tutorials")
+    },
+}
+"""By how files' names begin: what starts many processes, slowly, or prepares long for many tests."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """With `-n`, tests of Ray are run by one process, and those of Flower too: both start many processes, slowly."""
+    """With `-n`, tests that belong together are run by one process, the others by any."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             name = PurePath(nodeid.split("::")[0]).name
-            alone = {"test_ray": "ray", "test_flower_deployment": "flower", "test_flower_setup": "flower"}
-            return next((scope for start, scope in alone.items() if name.startswith(start)), nodeid)
+            return next((scope for start, scope in TOGETHER.items() if name.startswith(start)), nodeid)
 
     return Scheduling(config, log)

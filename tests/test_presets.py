@@ -236,7 +236,7 @@ def test_reproduce_runs_cells_and_goes_on(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("preset", "rows", "shown"),
-    [("fedgf/table3", "FedAvg,FedSAM", "models sent"), ("fedgmt/figure2", "FedAvg", "Draw it")],
+    [("fedgf/table3", "FedSAM", "models sent"), ("fedgmt/figure2", "FedAvg", "Draw it")],
 )
 def test_counts_and_measures_stand_beside_the_papers(preset, rows, shown, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "nothing"))
