@@ -9,14 +9,11 @@ import torch
 torch.set_num_threads(1)
 
 
-TOGETHER = {
-    **{"test_ray": "ray", "test_flower_deployment": "flower", "test_flower_setup": "flower"},
-    **{
-        name: name
-        for name in ("test_datasets", "test_docs", "test_extras", "test_report_browser", "test_tutorials")
-    },
-}
-"""By how files' names begin: what starts many processes, slowly, or prepares long for many tests."""
+TOGETHER = (
+    *("test_ray", "test_flower"),
+    *("test_datasets", "test_docs", "test_extras", "test_report_browser", "test_tutorials"),
+)
+"""How names of files begin whose tests start many processes, slowly, or are prepared for at length, all at once."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -27,6 +24,6 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             name = PurePath(nodeid.split("::")[0]).name
-            return next((scope for start, scope in TOGETHER.items() if name.startswith(start)), nodeid)
+            return next((start for start in TOGETHER if name.startswith(start)), nodeid)
 
     return Scheduling(config, log)

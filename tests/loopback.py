@@ -179,6 +179,16 @@ def command(pid: int) -> str:
         return ""
 
 
+def started(pid: int) -> float:
+    """When a process was, in seconds since 1970; 0 where there is none."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0.0
+    since_boot = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - since_boot + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def living(home: Path) -> list[int]:
     """All processes whose home directory this is, dead ones left out."""
     found = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loopback import NODES, PATIENCE, Loopback, descendants, end, wait_for
+from loopback import NODES, PATIENCE, Loopback, descendants, end, started, wait_for
 from safetensors.torch import load_file
 
 import fedflat as ff
@@ -152,8 +152,15 @@ def test_a_killed_node_and_a_killed_server_app_change_nothing(loopback: Loopback
 
     process = loopback.submit("crash", methods="scaffold:3", out="crash", epochs=20)
     wait_for(lambda: "fedflat: round 0," in loopback.log("crash"), PATIENCE, explain)
-    wait_for(lambda: descendants(loopback.processes["node-1"].pid, "flwr-clientapp") != [], PATIENCE, explain)
     kept = KeptState(loopback.home / "state-1", run_name(place), 1)
+    assert kept.rounds() == [0]
+    (state,) = kept.directory.glob("*.safetensors")
+
+    def in_round_1() -> bool:  # not in the last moments of round 0
+        apps = descendants(loopback.processes["node-1"].pid, "flwr-clientapp")
+        return any(started(app) > state.stat().st_mtime for app in apps)
+
+    wait_for(in_round_1, PATIENCE, explain)
     assert kept.rounds() == [0]
     loopback.kill("node-1")
     loopback.revive(1)
