@@ -52,12 +52,12 @@ survive a crash are not measured but tested: `tests/`.
 Where a target is missed, *Where the time goes* has the reason. Most of a step is matrix products and convolutions.
 fedflat has fewer of them where it can (`fedflat/models/winograd.py`, for SAM `fedflat/detours.py`), and no autograd
 between those of fully connected networks (`fedflat/chain.py`); what is left every library pays alike. So a peer that
-occupies all cores with processes of its own, as pfl does under `torchrun`, is behind by autograd, by its overhead and
-by its model's layout, and by no more. FedASAM scales the gradient by |w|, entry by entry, so that it has two whole
-passes and five sweeps over vectors a step, where FedSAM is spared much of the largest layer. Products, other
-operations and the rest alone are twice FedAvg's step on W1: the limit leaves room for one sweep or two. Only one that
-does all five's work at once would fit; torch has none, and fedflat compiles nothing. What methods add to FedAvg's step
-weighs the more, the quicker that step is. Where a round is seldom repeated, as on W2, a ratio may be
+occupies all cores with processes of its own, as pfl does under `torchrun`, is behind by autograd, by its overhead
+and by its model's layout, and by no more. FedASAM scales the gradient by |w|, entry by entry, so that it has two
+whole passes and five sweeps over vectors a step, where FedSAM is spared much of the largest layer. Products, other
+operations and the rest alone are twice FedAvg's step on W1: the limit leaves room for one sweep or two. Only one
+that does all five's work at once would fit; torch has none, and fedflat compiles nothing. What methods add to
+FedAvg's step weighs the more, the quicker that step is. Where a round is seldom repeated, as on W2, a ratio may be
 off by a tenth on a busy machine."""
 
 
