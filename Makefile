@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+# pip would compile with one core; files that no Python of today compiles do not matter
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .PHONY: demo test browser lint format bench bench-quick docs notebooks clean
 
@@ -46,16 +48,20 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedflat needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/tested: $(VENV)/installed
 	$(PIP) --editable '.[test,lint]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/measurable: $(VENV)/installed
 	$(PIP) --editable '.[ray,flower]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/documented: $(VENV)/installed
 	$(PIP) --editable '.[docs]'
+	@$(COMPILE)
 	@touch $@

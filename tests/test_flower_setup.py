@@ -144,7 +144,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path):
     )
     try:
         told, _ = process.communicate(timeout=PATIENCE)
-        wait_for(lambda: not living(tmp_path), 30, lambda: f"still running: {living(tmp_path)}")
+        wait_for(lambda: not living(tmp_path), PATIENCE, lambda: f"still running: {living(tmp_path)}")
     finally:
         for pid in living(tmp_path):
             end(pid, signal.SIGKILL)
@@ -181,7 +181,7 @@ def test_an_app_runs_in_flower_s_simulation_too(tmp_path: Path):
     finally:
         for pid in living(tmp_path):
             end(pid, signal.SIGKILL)
-    wait_for(lambda: not living(tmp_path), 30, lambda: f"still running: {living(tmp_path)}")
+    wait_for(lambda: not living(tmp_path), PATIENCE, lambda: f"still running: {living(tmp_path)}")
 
 
 def test_the_readme_of_an_app_has_the_commands_of_the_tutorial(tmp_path: Path):
