@@ -180,7 +180,7 @@ def command(pid: int) -> str:
 
 
 def started(pid: int) -> float:
-    """When a process was, in seconds since 1970; 0 where there is none."""
+    """When a process began, in seconds since 1970; 0 where there is none."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
