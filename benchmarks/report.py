@@ -25,6 +25,7 @@ PARTS = {
     "recording": "Overhead of recording flatness",
     "testing": "Testing while the next round trains",
     "stacking": "Several small clients at once",
+    "convolutions": "Ways to convolve, layer by layer",
 }
 
 QUICK_PARTS = ("limit", "breakdown", "peers", "methods", "memory", "overhead")
@@ -50,7 +51,7 @@ BY_TESTS = """The fourth target (the same bits from every engine, also when a wo
 survive a crash are not measured but tested: `tests/`.
 
 Where a target is missed, *Where the time goes* has the reason. Most of a step is matrix products and convolutions.
-fedflat has fewer of them where it can (`fedflat/models/winograd.py`, for SAM `fedflat/detours.py`), and no autograd
+fedflat has fewer of them where it can (`fedflat/models/winograd.py`), and no autograd
 between those of fully connected networks (`fedflat/chain.py`); what is left every library pays alike. So a peer that
 occupies all cores with processes of its own, as pfl does under `torchrun`, is behind by autograd, by its overhead
 and by its model's layout, and by no more. FedASAM scales the gradient by |w|, entry by entry, so that it has two

@@ -85,7 +85,9 @@ class Loopback:
 
         wait_for(healthy, 60, lambda: self.log("superlink"))
 
-    def start_node(self, number: int, name: str | None = None, secure: tuple[str, ...] | None = None) -> None:
+    def start_node(
+        self, number: int, name: str | None = None, secure: tuple[str, ...] | None = None, config: str = ""
+    ) -> None:
         if secure is None:
             secure = (
                 *("--root-certificates", f"{self.keys}/ca.crt"),
@@ -95,7 +97,7 @@ class Loopback:
             *(name or f"node-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", *secure),
             *("--host", "127.0.0.1", "--port", str(free_port())),
             "--node-config",
-            f"partition-id={number} num-partitions={NODES} state-dir='{self.home}/state-{number}'",
+            f"partition-id={number} num-partitions={NODES} state-dir='{self.home}/state-{number}' {config}".strip(),
         )
 
     def revive(self, number: int) -> None:

@@ -116,7 +116,8 @@ def write_flatness(path: Path, rounds: int, scale: float, seed: int) -> None:
             "result": {
                 "radii": radii,
                 "random": [
-                    {"value": v, "low": 0.95 * v, "high": 1.05 * v, "draws": 10} for v in random_losses
+                    {"value": v, "low": 0.95 * v, "high": 1.05 * v, "draws": 10, "confidence": 0.95}
+                    for v in random_losses
                 ],
                 "gradient": [1.4 * v for v in random_losses],
             },

@@ -324,7 +324,8 @@ def test_tiny_imagenet_from_the_hub_is_tested_on_its_validation_split(root: Path
     write_shards(snapshot, "valid", test, count=1, image="image")
     dataset = ff.load_dataset("tiny-imagenet", root)
     assert_holds(dataset, train, test)
-    assert dataset.note == "this copy has 3 of 200 classes"
+    part = "6 of 100,000 training samples, 4 of 10,000 test samples, 3 of 200 classes"
+    assert dataset.caveats == (f"This copy of tiny-imagenet is a part: {part}.",)
 
 
 @pytest.mark.parametrize("folder", ["cinic10", "CINIC-10"])
@@ -340,7 +341,7 @@ def test_cinic10_as_class_folders(folder: str, root: Path):
     test = pixels[[3, 4, 5]], np.array([0, 1, 1])
     assert_holds(dataset, train, test)
     assert dataset.class_names == ("a", "b", "c")
-    assert dataset.note == "this copy has 3 of 10 classes"
+    assert "3 of 10 classes" in dataset.caveats[0]
 
 
 def opened(path: Path) -> np.ndarray:
@@ -402,6 +403,8 @@ def office_split(dataset: ff.Dataset) -> tuple[set[tuple[int, ...]], set[tuple[i
     assert dataset.groups is not None
     domains = dataset.train[0][:, 0, 0, 0].numpy() // 50
     assert [dataset.group_names[number] for number in dataset.groups] == [DOMAINS[d] for d in domains]
+    domains = dataset.test[0][:, 0, 0, 0].numpy() // 50
+    assert [dataset.group_names[number] for number in dataset.test_groups] == [DOMAINS[d] for d in domains]
     return found[0], found[1]
 
 
@@ -458,7 +461,7 @@ def test_news_as_csv(root: Path):
     dataset = ff.load_dataset("ag-news", root)
     check_news(dataset)
     assert dataset.class_names[2] == "Business"
-    assert "2 of 120,000" in dataset.note
+    assert "2 of 120,000 training samples" in dataset.caveats[0]
 
 
 def test_news_as_parquet(root: Path):
@@ -519,6 +522,8 @@ def check_roles(dataset: ff.Dataset, spoken: dict[str, str], later: str) -> None
     assert len(places) > 1
     assert all(len(text) == 81 for text in held)
     assert min(last - first for first, last in pairwise(places)) >= 80
+    assert {dataset.group_names[number][-4:] for number in dataset.test_groups} == {"ANNE"}
+    assert len(dataset.test_groups) == len(held)
 
 
 def test_shakespeare_as_speeches(root: Path):
@@ -695,6 +700,28 @@ def test_a_download_is_kept(root: Path, monkeypatch):
     assert hub.asked == ["zh-plus/tiny-imagenet"]
 
 
+def test_sweep_and_reproduce_download_once(tmp_path: Path, root: Path, monkeypatch, capsys):
+    """Before the first of several runs begins; the runs find it, also where --data names a directory without it."""
+    grey = [samples(count, (28, 28, 1), 10) for count in (60, 20)]
+    tables = [image_table((pixels[..., 0], labels), "image") for pixels, labels in grey]
+    hub = FakeHub(dict(zip(("train", "test"), tables, strict=True)))
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "short.yaml"
+    local = "{steps: 1, batch_size: 4}"
+    file.write_text(f"dataset: fashion-mnist\nclients: 3\nparticipation: 1\nrounds: 1\nlocal: {local}\n")
+    sweep = ["sweep", str(file), "--set", "partition=iid", "--seeds", "2", "--jobs", "2", "--data", str(root)]
+    small = ["reproduce", "fedwmsam/table1", "--cells", "fashion-mnist/dirichlet-0.6", "--rows", "FedAvg"]
+    small += ["--scale", "small", "--out", "small", "--set", "clients=2", "--set", "participation=1"]
+    for command in (sweep, small):
+        monkeypatch.setattr(sys, "argv", ["fedflat", *command, "--download"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code in (0, None), capsys.readouterr()
+        assert "60 of 60,000 training samples" in " ".join(capsys.readouterr().out.split())
+    assert hub.asked == ["zalando-datasets/fashion_mnist"]
+
+
 def test_a_broken_download_leaves_nothing_that_passes_for_the_dataset(monkeypatch):
     cells = {
         "image": [encoded(COLOUR[0][0][0])] * 20,
@@ -740,7 +767,7 @@ def test_what_was_decoded_once_is_not_decoded_again(cifar: Path, monkeypatch):
     assert_holds(second, *COLOUR)
     assert second.class_names == first.class_names == tuple(LETTERS)
     shutil.rmtree(cache_directory())
-    with pytest.raises(AssertionError, match="decoded"):  # the poison works
+    with pytest.raises(FedflatError, match="an image was decoded"):  # the poison works
         ff.load_dataset("cifar10", cifar)
 
 
@@ -1132,12 +1159,67 @@ def test_idx_with_more_images_than_labels(root: Path):
 @pytest.mark.parametrize("file", ["batches.meta", "data_batch_2"])
 @pytest.mark.parametrize(
     "damage",
-    [cut, lambda _: b"", lambda _: pickle.dumps([1]), lambda _: pickle.dumps({b"x": 1}), lambda c: c[1:]],
+    [
+        cut,
+        lambda _: b"",
+        lambda _: pickle.dumps([1]),
+        lambda _: pickle.dumps({b"x": 1}),
+        lambda c: c[1:],
+        lambda _: b"0.",  # takes from an empty stack
+        lambda _: b"(dr\xff\xff\xff\x3f.",  # a memo of a thousand million entries
+        lambda _: b"cnumpy\ndtype\n(S'zz'\ntR.",
+        lambda _: b"cnumpy\nndarray\n(tR}b.",
+        lambda _: b"(" * 100_000 + b"t" * 100_000 + b".",
+    ],
 )
 def test_damaged_cifar_batches(file: str, damage, root: Path):
     files = cifar_batches("cifar10", *COLOUR, LETTERS, python2)
     put_files(root / "cifar-10-batches-py", {**files, file: damage(files[file])})
-    refused("cifar10", root, root / "cifar-10-batches-py", file)
+    refused("cifar10", root, root / "cifar-10-batches-py", file, "cannot be read", "fetch it again")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {b"data": None},
+        {b"data": "words"},
+        {b"data": np.zeros((4, 3072))},
+        {b"data": np.full((4, 3072), 256)},
+        {b"data": np.zeros((2, 6144), np.uint8)},
+        {b"data": np.zeros((4, 3072), object)},
+        {b"data": [[0] * 3072] * 3 + [[0]]},
+        {b"data": Evil(np.ndarray, (1,), np.dtype("O"), bytes(8))},  # an object anywhere in memory
+        {b"labels": None},
+        {b"labels": 3},
+        {b"labels": [0.5] * 4},
+        {b"labels": [0, 1, 2, -1]},
+        {b"labels": [0, 1, 2, 10]},
+        {b"labels": [[0], [1], [2], [3]]},
+        {b"labels": []},
+    ],
+    ids=lambda change: repr(change)[:24],
+)
+def test_cifar_batches_of_other_things(change: dict[bytes, Any], root: Path):
+    batches: dict[str, Any] = cifar_batches("cifar10", *COLOUR, LETTERS, dump=lambda content: content)
+    batches["data_batch_2"].update(change)
+    put_files(root / "cifar-10-batches-py", {name: python3(batch) for name, batch in batches.items()})
+    refused("cifar10", root, root / "cifar-10-batches-py", "data_batch_2", "cannot be read", "fetch it again")
+
+
+@pytest.mark.parametrize("names", [[b"a"], None, 3, ["a"] * 10, [b"a"] * 10, [b"\xff", *LETTERS[1:]]])
+def test_cifar_with_other_names_of_classes(names: Any, root: Path):
+    files = cifar_batches("cifar10", *COLOUR, LETTERS, python3)
+    put_files(root / "cifar-10-batches-py", {**files, "batches.meta": python3({b"label_names": names})})
+    refused("cifar10", root, root / "cifar-10-batches-py", "batches.meta", "cannot be read", "10 classes")
+
+
+def test_a_packed_batch_of_absurd_size_is_refused(root: Path):
+    path = root / "cifar-10-python.tar.gz"
+    with gzip.open(path, "wb") as file:
+        member = tarfile.TarInfo("cifar-10-batches-py/batches.meta")
+        member.size = 1 << 50
+        file.write(member.tobuf())
+    refused("cifar10", root, path, "batches.meta", "cannot be read")
 
 
 @pytest.mark.parametrize(
@@ -1172,10 +1254,12 @@ def test_cifar_archive_without_a_batch(root: Path):
         (b'"1","title","text"\n"0","title","text"\n', ["line 2", "'0'", "class from 1"]),
         (b'"1","title","text"\n"-2","title","text"\n', ["line 2", "'-2'"]),
         (b'"1.5","title","text"\n', ["line 1", "'1.5'"]),
+        (b'"\xc2\xb2","title","text"\n', ["line 1", "'²'"]),
+        (b'"1' + b"0" * 5000 + b'","title","text"\n', ["line 1"]),
         (b'"1"\n', ["line 1", "a title and a text"]),
         (b'"1","caf\xe9","text"\n', ["UTF-8"]),
     ],
-    ids=["empty", "word", "zero", "negative", "fraction", "class only", "latin 1"],
+    ids=["empty", "word", "zero", "negative", "fraction", "square", "huge", "class only", "latin 1"],
 )
 def test_bad_news(content: bytes, says: list[str], root: Path):
     write_news(root / "ag_news", *NEWS)
@@ -1199,6 +1283,14 @@ def test_a_text_that_is_missing_is_not_the_word_none(name: str, other: str, root
     for split in ("train", "test"):
         write_table(table, root / name.replace("-", "_") / f"{split}.parquet")
     refused(name, root, root / name.replace("-", "_") / "train.parquet", "'text'", "row 2")
+
+
+@pytest.mark.parametrize("who", [None, " "])
+def test_a_role_that_is_missing_is_no_client(who: str | None, root: Path):
+    table = pa.table({"text": [RICHARD, ANNE, LATER], "client_id": ["R", who, "A"]})
+    for split in ("train", "test"):
+        write_table(table, root / "shakespeare" / f"{split}.parquet")
+    refused("shakespeare", root, root / "shakespeare" / "train.parquet", "'client_id'", "row 1")
 
 
 def test_leaf_windows_that_do_not_follow_each_other(root: Path):
@@ -1300,7 +1392,8 @@ def test_real_images(name: str, shape, train: int, test: int, classes: int, near
     assert torch.bincount(dataset.train[1]).tolist() == [train] * classes
     assert torch.bincount(dataset.test[1]).tolist() == [test] * classes
     assert len(set(dataset.class_names)) == classes
-    assert bool(dataset.note) == (name == "tiny-imagenet")
+    part = "a part: 4,000 of 100,000 training samples, 1,000 of 10,000 test samples, 20 of 200 classes"
+    assert [part in sentence for sentence in dataset.caveats] == ([True] if name == "tiny-imagenet" else [])
     prepared = dataset.pipeline.test(dataset.train[0][::10]).double()
     mean, deviation = prepared.mean((0, 2, 3)), prepared.std((0, 2, 3))
     assert mean.abs().max() < near
@@ -1412,7 +1505,7 @@ def test_real_images_train(load):
 def test_real_text_fits_its_model(name: str, model: str, load):
     """An untrained model guesses: its loss is the logarithm of the number of classes."""
     dataset = load(name)
-    dataset = replace(dataset, test=(dataset.test[0][:50], dataset.test[1][:50]))
+    dataset = replace(dataset, test=(dataset.test[0][:50], dataset.test[1][:50]), test_groups=None)
     federation = ff.federate(dataset, ff.IID(), clients=1000)
     local = ff.LocalSGD(lr=1e-6, steps=1, batch_size=20)
     run = ff.train(federation, model, "fedavg", local, participation=1, rounds=1)

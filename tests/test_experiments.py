@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def fedflat(monkeypatch, capsys) -> Fedflat:
 
 # -- what is wrong ---------------------------------------------------------------------------------
 
+
+def exploding(form: str) -> str:
+    """Anchors b to i, each of which stands for nine of the one before."""
+    letters = pairwise("abcdefghi")
+    return "".join(f"{one}: &{one} {form.format(', '.join([f'*{other}'] * 9))}\n" for other, one in letters)
+
+
 BAD = {
     # the file as a whole
     "not a mapping": ("- rounds\n- seed\n", "an experiment is a list of `key: value` lines"),
@@ -63,6 +71,51 @@ BAD = {
     ),
     "a NUL": ("rounds: 3 # \0\n", "this is not YAML: unacceptable character #x0000"),
     "an alias of itself": ("local: &a\n  lr: *a\n", "an alias in it stands for itself"),
+    "aliases that explode": (
+        "a: &a [x, x, x, x, x, x, x, x, x]\n" + exploding("[{}]"),
+        "line 7: its aliases stand for more than 2,000,000 characters",
+    ),
+    "mappings that explode": (
+        "a: &a {x: 1}\n" + exploding("{{<<: [{}]}}"),
+        "its aliases stand for more than 2,000,000 characters",
+    ),
+    "brackets without end": (f"method: {'[' * 5000}\n", "a.yaml, line 1: it is nested more than 50 deep"),
+    "lists in lists": (f"method:\n  {'- ' * 5000}x\n", "a.yaml, line 2: it is nested more than 50 deep"),
+    "too long a file": (
+        "rounds: 1\n" + "# \n" * 700_000,
+        "cannot be read: it is longer than 2,000,000 characters",
+    ),
+    # values of other kinds
+    "a date that is none": ("rounds: 2001-13-45\n", "rounds must be a whole number, not '2001-13-45'"),
+    "a word for a tagged number": ("rounds: !!int x\n", "a.yaml, line 1: 'x' cannot be read as int"),
+    "nothing for a tagged number": ("rounds: !!int ''\n", "a.yaml, line 1: '' cannot be read as int"),
+    "a word for a tagged switch": (
+        "seed: 1\ndownload: !!bool x\n",
+        "a.yaml, line 2: 'x' cannot be read as bool",
+    ),
+    "a tagged date": ("dataset: !!timestamp x\n", "could not determine a constructor for the tag"),
+    "thousands of digits": (f"seed: {'9' * 5000}\n", "a.yaml, line 1: a number has 5,000 digits"),
+    "thousands of digits to base 16": (f"seed: 0x{'f' * 5000}\n", "a number has 5,002 digits"),
+    "a huge seed": (f"seed: {10**30}\n", f"seed must be at most 18446744073709551615, not {10**30}"),
+    "a huge count": (f"rounds: {10**30}\n", f"rounds must be at most 1000000000000, not {10**30}"),
+    "a huge number": ("local: {lr: 1e400}\n", "lr must be a finite number, not inf"),
+    "a huge parameter": (
+        f"method: {{fedsam: {{rho: 1{'0' * 90}e300}}}}\n",
+        "rho must be a finite number, not inf",
+    ),
+    "half a character": ('dataset: "\\ud800"\n', "line 1, dataset: its text is not valid Unicode"),
+    "a NUL in a path": ('dataset: "a\\0.csv"\n', "'a\\x00.csv' is no name of a file"),
+    "a path that is too long": (f"dataset: {'a' * 5000}.csv\n", "aa ... cannot be read: File name too long"),
+    "a device without numbers": ("device: meta\n", "line 1, device: 'meta' cannot be used here"),
+    "a number for a key in a list": (
+        "measure: [{sharpness: {3: 1}}]\n",
+        "measure.0.sharpness.3: there is no",
+    ),
+    "minus without end": (
+        f"method: fedsam(rho={'-' * 9000}1)\n",
+        "Cannot read the parameters of 'fedsam(rho=---",
+    ),
+    "tails without end": (f"partition: {'longtail:2/' * 3000}iid\n", "is too long for a partition"),
     # keys
     "a misspelt key": (
         "rounds: 3\ndatset: digits\n",
@@ -70,7 +123,7 @@ BAD = {
     ),
     "an unknown key": (
         "zzzz: 3\n",
-        "line 1, zzzz: there is no such key. Known: augment, bad_uploads, buffers,",
+        "line 1, zzzz: there is no such key. Known: aggregate, augment, bad_uploads, buffers,",
     ),
     "a misspelt key in a section": (
         "local:\n  lr: 0.1\n  epoch: 2\n",
@@ -237,6 +290,11 @@ def test_bad_files_are_one_sentence_and_exit_code_2(kind: str, fedflat: Fedflat,
     [
         ("rounds = 3\nlocal = {\n", "this is not TOML: Invalid initial character for a key part (at line 2"),
         ("rounds = 3\nrounds = 4\n", "this is not TOML: Cannot overwrite a value (at line 2"),
+        (f"rounds = {'9' * 5000}\n", "a number has thousands of digits"),
+        (f"seed = 0x{'f' * 5000}\n", "line 1, seed: a number has more than 100 digits"),
+        (f"method = {'[' * 5000}\n", "it is nested too deeply"),
+        (f"{'a.' * 3000}b = 1\n", "a: it is nested more than 50 deep"),
+        ("rounds = 2001-02-31\n", "this is not TOML: Invalid date or datetime"),
         (
             "rounds = 3\n\n[local]\nepoch = 2\n",
             "line 4, local.epoch: there is no such key. Did you mean 'epochs'?",
@@ -294,6 +352,10 @@ def test_bad_paths(name: str, content: Any, says: str, fedflat: Fedflat, tmp_pat
         ("partition.beta=1", "The partition iid has no 'beta'. It has no parameters"),
         ("rounds=[1", "rounds must be a whole number, not '[1'"),
         ("clients=0", "clients must be at least 1, not 0"),
+        ("rounds=!!int x", "rounds must be a whole number, not '!!int x'"),
+        ("rounds=2001-13-45", "rounds must be a whole number, not '2001-13-45'"),
+        (f"seed={'9' * 5000}", "seed must be a whole number or a list, not '999"),
+        ("local.lr=1e400", "lr must be a finite number, not inf"),
     ],
 )
 def test_bad_changes(given: str, says: str, fedflat: Fedflat, tmp_path: Path):
@@ -449,7 +511,7 @@ def test_the_schema_does_not_import_torch():
     local = schema["$defs"]["LocalSection"]
     assert set(local["properties"]) == set(LocalSection.model_fields)
     assert schema["properties"]["weighting"]["enum"] == ["samples", "uniform"]
-    assert {"type": "integer", "minimum": 1} in schema["properties"]["rounds"]["anyOf"]
+    assert {"type": "integer", "minimum": 1, "maximum": 10**12} in schema["properties"]["rounds"]["anyOf"]
     assert local["properties"]["lr_decay"] == {
         "default": 1.0, "description": "factor on lr every round", "exclusiveMinimum": 0, "maximum": 1,
         "title": "Lr Decay", "type": "number",

@@ -259,6 +259,13 @@ def test_the_target_costs_what_compare_says(tmp_path):
         figures.cost_to_target(tmp_path, 80)
 
 
+def test_without_a_target_it_is_what_all_runs_reach():
+    runs = {"a": [rows([0.1, 0.57, 0.5])], "b": [rows([0.2, 0.9]), rows([0.579, 0.3])]}
+    assert "57% accuracy" in figures.cost_to_target(runs).axes[0].get_xlabel()
+    with pytest.raises(FedflatError, match="give a target"):
+        figures.cost_to_target({"a": rows([0.001])})
+
+
 def test_a_target_that_some_seeds_miss_is_hollow():
     figure = figures.cost_to_target(
         {"mine": [rows([0.1, 0.9]), rows([0.1, 0.2])]}, 0.5, communication="rounds"
@@ -306,6 +313,19 @@ def test_sensitivity_to_partitions_words_and_recorded_measures(tmp_path):
     np.testing.assert_allclose(named_lines(discrepancy)["FedAvg weighting=uniform"].get_ydata(), [10])
     words = figures.sensitivity([tmp_path / "1", tmp_path / "2"], "weighting").axes[0]
     assert [tick.get_text() for tick in words.get_xticklabels()] == ["samples", "uniform"]
+
+
+def test_zero_and_magnitudes_stand_side_by_side_and_settings_may_change_along(tmp_path):
+    for number, (alpha, rho) in enumerate([(1000, 0.05), (0, 0.02), (0.5, 0.05)]):
+        run = tmp_path / str(number)
+        make_run(run, {"fedsam": {"rho": rho}}, 0, rows([0.1 * (number + 1)]), partition=f"hsu:{alpha}")
+    apart = figures.sensitivity(tmp_path, "partition.alpha").axes[0]
+    assert sorted(len(line.get_xdata()) for line in apart.get_lines()) == [1, 2]
+    panel = figures.sensitivity(tmp_path, "partition.alpha", along_with=["method.rho"]).axes[0]
+    (line,) = panel.get_lines()
+    np.testing.assert_allclose(line.get_xdata(), [0, 1, 2])
+    np.testing.assert_allclose(line.get_ydata(), [20, 30, 10])
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["0", "0.5", "1000"]
 
 
 # -- landscapes ----------------------------------------------------------------------------------------
@@ -720,7 +740,7 @@ def test_the_style_is_not_the_persons_own_and_leaves_it_alone():
 
 KINDS = (
     "curves", "sharpness", "traces", "target", "sensitivity", "partition", "landscape", "surface", "radius",
-    "density", "embedding",
+    "density", "trajectory", "embedding",
 )  # fmt: skip
 
 

@@ -24,6 +24,8 @@ from fedflat.federation.nodes import Nodes
 from fedflat.federation.patience import Patience
 from fedflat.federation.roster import Roster
 from fedflat.federation.serving import read_settings, run_name, serve
+from fedflat.models.fast import Conv2d
+from fedflat.privacy import withholds_samples
 
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {
@@ -40,7 +42,9 @@ def federation() -> ff.Federation:
         for i, n in enumerate([5, 40, 12, 30])
     ]
     test = (torch.randn(500, 6, generator=rng), torch.randint(3, (500,), generator=rng))
-    return ff.Federation(clients, test)
+    result = ff.Federation(clients, test)
+    result.set_test_groups(torch.arange(500) % 3, ("a", "b", "c"))
+    return result
 
 
 def network(norm: bool = False) -> nn.Module:
@@ -62,7 +66,7 @@ def grid_at(home: Path, norm: bool = False) -> LocalGrid:
 def train(
     method: Any, grid: LocalGrid, rounds: int = 5, patience: Patience = QUICK, norm: bool = False, **more: Any
 ) -> ff.Run:
-    nodes = Nodes(grid, CLIENTS, patience)
+    nodes = Nodes(grid, CLIENTS, patience, samples=not withholds_samples(ff.as_method(method)))
     facts = nodes.wait()
     roster = Roster(CLIENTS, facts.shape, facts.classes, facts.vocabulary, federation())
     engine = Flower(grid, nodes, run="test", patience=patience)
@@ -107,6 +111,25 @@ def test_buffers_travel_too(policy: str, tmp_path: Path):
     same(run, expected)
     states = [r.model.state_dict() for r in (run, expected)]
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
+
+
+def test_nodes_convolve_as_the_server_s_processor_is_quickest(tmp_path: Path, monkeypatch):
+    def convolutional(processor: str) -> nn.Module:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
+        torch.manual_seed(1)
+        layers = [nn.Linear(6, 128), nn.Unflatten(1, (128, 1, 1)), Conv2d(128, 128, 3, padding=1)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 3))
+
+    expected = ff.train(federation(), convolutional("AVX2"), "fedavg", rounds=2, **SETTINGS)
+    app = client_app(load, model=lambda shape, classes: convolutional("AVX512"))
+    grid = LocalGrid(app, [{"partition-id": n, "state-dir": str(tmp_path)} for n in range(CLIENTS)])
+    nodes = Nodes(grid, CLIENTS, QUICK)
+    facts = nodes.wait()
+    roster = Roster(CLIENTS, facts.shape, facts.classes, facts.vocabulary, federation())
+    engine = Flower(grid, nodes, run="test", patience=QUICK)
+    same(ff.train(roster, convolutional("AVX2"), "fedavg", rounds=2, engine=engine, **SETTINGS), expected)
+    other = ff.train(federation(), convolutional("AVX512"), "fedavg", rounds=2, **SETTINGS)
+    assert not other.server.w.equal(expected.server.w), "the choice makes no difference"
 
 
 def test_clients_test_what_they_receive(tmp_path: Path):
@@ -187,7 +210,10 @@ BAD = {
     "another round": (put("numbers", "round", 7), "for round 7"),
     "half a sample": (put("numbers", "samples", 0.5), "samples is 0.5"),
     "no sample": (put("numbers", "samples", 0), "0 samples"),
-    "a report of nan": (put("report", "loss", math.nan), "report holds NaN"),
+    "absurd values": (poison(-1e30), r"'update' holds 1e\+30; no number of an upload may exceed 4.3e\+09"),
+    "impossible passes": (put("numbers", "forward", 10**9), "1000000000 forward passes"),
+    "more spared than made": (put("numbers", "spared_backward", 999), "999 of them spared"),
+    "other steps": (put("numbers", "steps", 1), "it says 1 steps; with what is agreed on it takes 10"),
     "something else": (lambda c: c.update(code=ConfigRecord({"run": "me"})), "code, which was not asked for"),
     "nan": (poison(math.nan), "NaN or infinite"),
     "infinity": (poison(math.inf), "NaN or infinite"),
@@ -217,7 +243,7 @@ def test_a_bad_reply_is_refused_and_touches_nothing(kind: str, tmp_path: Path):
 def test_a_long_upload_is_refused_or_clipped(tmp_path: Path):
     for over, where in (("skip", "rejected"), ("clip", "clipped")):
         grid = grid_at(tmp_path / over)
-        grid.tamper = from_client(1, edited(poison(1e30)))
+        grid.tamper = from_client(1, edited(poison(1e9)))
         run = train(
             "fedavg", grid, rounds=1, participation=None, norm_bound={"update": 50.0}, over_bound=over
         )
@@ -278,6 +304,17 @@ def test_a_lost_or_refused_reply_does_not_advance_the_state(tmp_path: Path):
     assert run.server.w.equal(expected.server.w)
 
 
+def test_a_client_that_is_refused_for_long_still_has_the_state_that_the_server_knows(tmp_path: Path):
+    grid = grid_at(tmp_path)
+    change = edited(put("numbers", "samples", 0))
+    bad = from_client(1, lambda m, r: change(m, r) if 0 < m.content["order"]["round"] < 6 else r)
+    grid.tamper = bad
+    run = train("scaffold", grid, rounds=7, participation=None)
+    everyone, others = [0, 1, 2, 3], [0, 2, 3]
+    expected = alone("scaffold", rounds=7, participation=ff.Schedule([everyone, *[others] * 5, everyone]))
+    assert run.server.w.equal(expected.server.w)
+
+
 def test_too_few_replies_stop_the_run_or_skip_the_round(tmp_path: Path):
     def silent(message: Message, reply: Message) -> Message | None:
         order = message.content.get("order")
@@ -319,9 +356,9 @@ def test_a_node_that_says_it_is_somebody_else_is_left_out(tmp_path: Path, monkey
     monkeypatch.setattr("fedflat.federation.nodes.say", lambda level, sentence: told.append(sentence))
     with pytest.raises(ff.FedflatError, match="2 of 4 clients"):
         nodes.wait()
-    assert "node 3 is left out: it says that it is client 1, which another node is." in told
-    assert "node 4 is left out: it says that it is client 9; there are 0 to 3." in told
-    assert any("node 5 is left out: it refused" in sentence for sentence in told)
+    assert "node 3 is left out for now: it says that it is client 1, which another node is." in told
+    assert "node 4 is left out for now: it says that it is client 9; there are 0 to 3." in told
+    assert any("node 5 is left out for now: it refused" in sentence for sentence in told)
 
 
 def test_a_node_that_never_says_who_it_is_delays_nobody(tmp_path: Path):
@@ -349,7 +386,7 @@ def test_a_node_that_never_says_who_it_is_delays_nobody(tmp_path: Path):
 def test_a_state_survives_and_a_damaged_or_lost_one_is_noticed(tmp_path: Path):
     kept = KeptState(tmp_path, "run", 3)
     assert kept.read(None) == {}
-    receipts = [kept.write(n, {"dual": torch.full((5,), float(n))}) for n in range(6)]
+    receipts = [kept.write(n, {"dual": torch.full((5,), float(n))}, mark=n) for n in range(6)]
     assert kept.rounds() == [3, 4, 5]
     assert kept.read(receipts[4])["dual"].eq(4).all()
     with pytest.raises(ff.FedflatError, match="its state after round 1 is not in"):
@@ -428,6 +465,18 @@ def test_a_server_that_stops_goes_on_with_the_same_bits(moment: str, round: int,
     assert run_name(tmp_path / "run") != run_name(tmp_path / "whole" / "run")
     written = json.dumps([p.read_text("utf-8", "ignore") for p in (tmp_path / "run").rglob("*.json*")])
     assert "secret" not in written
+
+
+def test_measures_that_need_local_models_are_refused(tmp_path: Path):
+    """They would read what a mechanism has made of an update, or be left out without a word."""
+    grid = grid_at(tmp_path)
+    with pytest.raises(
+        ff.FedflatError, match="measure: distance, drift and discrepancy are of what clients train"
+    ):
+        train("fedgmt(server_rule='active')", grid, rounds=1, measure=["drift"])
+    asked = EXPERIMENT.model_copy(update={"measure": ["drift"]})
+    with pytest.raises(ff.FedflatError, match="measure: a real federation records no measures"):
+        serve(grid, asked, tmp_path / "run", QUICK)
 
 
 def test_settings_of_an_app(monkeypatch, tmp_path: Path):

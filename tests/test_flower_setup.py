@@ -153,6 +153,12 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path):
     rows = read_metrics(tmp_path / ".fedflat" / "runs" / "clinics")
     assert [row["clients"] for row in rows] == [[0, 1, 2]] * 3
     assert rows[-1]["reported"]["accuracy"] > max(0.6, rows[0]["reported"]["accuracy"])
+    # what the next commands of the page show is what the clinics reported of the models after one and two rounds
+    reported = [row["reported"]["accuracy"] for row in rows[1:]]
+    assert (
+        "reported by" in told and f"{50 * sum(reported):.2f}" in told and f"{100 * max(reported):.2f}" in told
+    )
+    assert (tmp_path / "report.html").stat().st_size > 1e6 and (tmp_path / "curves.png").exists()
     # nothing of a patient is where the server is
     for path in [*(tmp_path / ".fedflat" / "runs").rglob("*"), tmp_path / "superlink.log"]:
         if path.is_file():

@@ -513,3 +513,11 @@ def test_complaints_about_text(written, complaint):
 def test_nonsense_is_refused_in_a_sentence(written):
     with pytest.raises(ff.FedflatError, match=r"\w+ .*\.$"):
         ff.as_method(written)
+
+
+def test_symbols_keep_their_case_in_docstrings():
+    """`m` is the momentum and M the number of clients: no docstring begins with a symbol made a capital."""
+    for mechanism in set(ff.mechanism.registry.values()):
+        for hook, function in vars(mechanism).items():
+            first = (getattr(function, "__doc__", None) or "").split(" ")[0].rstrip(".,;")
+            assert not (len(first) == 1 and first.isupper() and first != "A"), (mechanism.name, hook)

@@ -22,6 +22,7 @@ import fedflat as ff
 from fedflat.errors import FedflatError, MissingExtra
 from fedflat.models import MODELS, build_model, describe_model, load_weights, model_names
 from fedflat.models.fasttext import FastText
+from fedflat.models.pretrained import _import
 from fedflat.models.resnet import resnet
 from fedflat.models.vit import Attention
 
@@ -520,6 +521,26 @@ def test_weights_inside_a_checkpoint_or_without_a_head(wrapper: str, tmp_path: P
     body = {key: value.half() for key, value in source.items() if not key.startswith("fc3")}
     load_weights(model, save({wrapper: body, "epoch": 3}, tmp_path / "a.pth"))
     assert torch.equal(model.state_dict()["conv2.bias"], source["conv2.bias"].half().float())
+
+
+@pytest.mark.parametrize(("depth", "classes"), [(18, 10), (34, 7), (50, 10)])
+def test_weights_of_torchvision_s_residual_networks(depth: int, classes: int, tmp_path: Path):
+    """The same outputs on the same images; a head for other classes is drawn."""
+    torchvision = _import("torchvision")
+    if torchvision is None:
+        pytest.skip("torchvision is not installed")
+    torch.manual_seed(0)
+    theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=10).train()
+    x = torch.randn(2, 3, 64, 64)
+    theirs(x)  # statistics that are not 0 and 1
+    file = save(theirs.state_dict(), tmp_path / "weights.pth")
+    ours = MODELS[f"resnet{depth}-bn"]((3, 64, 64), classes)
+    load_weights(ours, file)
+    theirs.fc, ours.fc = (nn.Identity(), nn.Identity()) if classes != 10 else (theirs.fc, ours.fc)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(FedflatError, match=r"not of this model: the file has without use .*running_mean"):
+        load_weights(MODELS[f"resnet{depth}"]((3, 64, 64), classes), file)
 
 
 def test_training_can_go_on_from_a_former_run(tmp_path: Path):

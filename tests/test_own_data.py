@@ -3,7 +3,11 @@ a sentence; in Python and on the command line."""
 
 import csv
 import json
+import os
+import struct
+import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -262,7 +266,13 @@ def test_wrong_arguments_for_a_table(options: dict[str, Any], parts: list[str], 
         (b"x,label\n1,0\ninf,1\n2,0\n", ["'x'", "missing or infinite"]),
         (b"x,x,label\n1,2,0\n3,4,1\n", ["'x'", "twice"]),
         (b"x,label\n1,0\n2,\n3,1\n4,0\n", ["'label'", "row 2"]),
+        (
+            b"x,label\n1,0\n2,nan\n3,1\n4,NA\n5, \n",
+            ["'label'", "3 of 5 rows, first in row 2 (nan)", "fill or drop"],
+        ),
         (b"x,label\n1,0\n,1\n2,0\nNA,1\n", ["'x'", "missing", "2 of 4 rows, first in row 2", "--features"]),
+        (b"x,label\n1,0\n1e308,1\n-1e308,0\n1e308,1\n", ["'x'", "too large for single precision"]),
+        (b'x,label\n1,0\n2,"1\n3,0\n4,1\n', ["unexpected end of data"]),
         (
             b"x,label\n" + b"".join(b"%d,%d.5\n" % (row % 3, row) for row in range(60)),
             ["'label'", "60 different values in 60 rows", "few classes"],
@@ -279,7 +289,10 @@ def test_wrong_arguments_for_a_table(options: dict[str, Any], parts: list[str], 
         "inf",
         "twice",
         "no class",
+        "missing classes",
         "gaps",
+        "too large",
+        "a quote that is not closed",
         "continuous",
     ],
 )
@@ -298,9 +311,72 @@ def test_bad_parquet_files(tmp_path: Path, monkeypatch):
     says(lambda: ff.read_table(path, "label", test=0.5), path, "'label'", "row 2")
     write(path, {**GOOD, "who": ["a", None, "a", "b"]})
     says(lambda: ff.read_table(path, "label", client="who", test=0.5), path, "'who'", "row 2")
+    write(path, {**GOOD, "label": [0.0, float("nan"), 1.0, None]})
+    says(lambda: ff.read_table(path, "label", test=0.5), path, "'label'", "2 of 4 rows")
+    write(path, {**GOOD, "label": [[0], [1], [0], [1]]})
+    says(lambda: ff.read_table(path, "label", test=0.5), path, "'label'", "several values in row 1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtra, match=r"pyarrow.*fedflat\[data\]"):
         ff.read_table(path, "label")
+
+
+def test_a_number_is_one_class_and_one_client_however_it_is_written(tmp_path: Path):
+    path = tmp_path / "numbers.csv"
+    rows = [
+        "x,who,label",
+        *(f"{n},{('7', '7.0', '12')[n % 3]},{('1', '1.0', '10', '2.00')[n % 4]}" for n in range(24)),
+    ]
+    path.write_text("\n".join(rows))
+    dataset = ff.read_table(path, "label", client="who")
+    assert dataset.class_names == ("1", "2", "10")
+    assert dataset.group_names == ("7", "12")
+    labels = torch.cat([dataset.train[1], dataset.test[1]])
+    assert torch.bincount(labels).tolist() == [12, 6, 6]
+    owners = np.concatenate([dataset.groups, dataset.test_groups])
+    assert np.bincount(owners).tolist() == [16, 8]
+    # numbers that floats cannot tell apart are not the same, nor are words that look like numbers
+    large = [2**60, 2**60 + 1]
+    path.write_text("\n".join(["x,label", *(f"{n},{large[n % 2]}" for n in range(8))]))
+    assert ff.read_table(path, "label").class_names == tuple(map(str, large))
+    path.write_text("\n".join(["x,label", *(f"{n},{('1e1', '10', '1_0', '007')[n % 4]}" for n in range(8))]))
+    assert set(ff.read_table(path, "label").class_names) == {"1e1", "10", "1_0", "007"}
+    write(tmp_path / "floats.parquet", {"x": [1, 2, 3, 4], "label": [3.0, 1.0, 3.0, 1.0]})
+    assert ff.read_table(tmp_path / "floats.parquet", "label", test=0.5).class_names == ("1", "3")
+
+
+def test_the_number_of_a_class_does_not_depend_on_the_hash_seed(tmp_path: Path):
+    words, numbers = tmp_path / "words.csv", tmp_path / "numbers.csv"
+    names = ["b", "a", "-", "+", "2", "2.0", "inf", "10", "Ä", "a b"]
+    rows = [f"{n},{names[-1 - n % 10]},{names[n % 10]}" for n in range(60)]
+    words.write_text("\n".join(["x,who,label", *rows]))
+    numbers.write_text(
+        "x,who,label\n" + "".join(f"{n},{n % 2},{(n, 'nan')[n % 3 == 0]}\n" for n in range(20))
+    )
+    script = (
+        "import sys; from fedflat.data.own import read_table\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n"
+        "        d = read_table(path, 'label', client='who')\n"
+        "        print(ascii([d.class_names, d.group_names, d.train[1].tolist(), d.groups.tolist()]))\n"
+        "    except ValueError as refusal:\n"
+        "        print(refusal)\n"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", script, words, numbers],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
+
+
+def test_missing_groups_of_a_torch_dataset_are_refused():
+    data = TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+    says(lambda: ff.from_torch(data, data, groups=["a", None, "b", float("nan")]), "groups", "2 of 4 rows")
 
 
 def test_by_user_needs_a_client_column(csv_table: Path):
@@ -417,6 +493,76 @@ def test_grey_colour_and_other_modes(tmp_path: Path):
     assert grey.train[0].shape[1:] == (6, 6, 1)
     assert ff.federate(grey, clients=2).sample_shape == (1, 6, 6)
     assert len(grey.pipeline.mean) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_16_bits_keep_their_range(channels: int, tmp_path: Path):
+    levels = np.array([0, 1, 200, 257, 300, 25700, 40000, 65535], dtype=np.uint16)
+    for number in range(3):
+        path = tmp_path / "a" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.tile(levels, (2, 1))).save(path)
+    with Image.open(path) as stored:
+        assert stored.mode.startswith("I;16")
+    pixels = ff.read_images(tmp_path, channels=channels).train[0]
+    wanted = np.rint(levels * (255 / 65535)).astype(int)
+    assert pixels[0, 0, :, 0].tolist() == wanted.tolist() == [0, 0, 1, 1, 1, 100, 156, 255]
+    assert (pixels == pixels[..., :1]).all()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it is that large."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(100)))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize("side", [10_100, 12_000, 2_000_000_000])
+def test_a_decompression_bomb_is_one_sentence(side: int, size: int | None, photos: Path):
+    (photos / "blue" / "0.png").write_bytes(bomb(side, side))
+    says(
+        lambda: ff.read_images(photos, size=size),
+        photos / "blue" / "0.png",
+        "too many",
+        "shrink or remove it",
+    )
+
+
+def test_images_that_do_not_fit_into_memory_are_one_sentence(photos: Path):
+    told = says(
+        lambda: ff.read_images(photos, size=10_000_000),
+        "30 images of 10,000,000 x 10,000,000",
+        "--image-size",
+    )
+    assert "9,000,000 GB" in told
+
+
+@pytest.mark.parametrize(
+    ("pixels", "part"),
+    [(np.full((6, 6), 0.5, np.float32), "floats"), (np.full((6, 6), 70_000, np.int32), "16 bits")],
+)
+def test_images_of_unknown_range_are_refused(pixels: np.ndarray, part: str, photos: Path):
+    Image.fromarray(pixels).save(photos / "blue" / "0.png", format="TIFF")
+    says(lambda: ff.read_images(photos), photos / "blue" / "0.png", part)
+
+
+def test_a_picture_that_is_a_program_is_not_run(photos: Path):
+    (photos / "blue" / "0.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\nquit\n"
+    )
+    says(lambda: ff.read_images(photos), photos / "blue" / "0.png", "cannot identify")
 
 
 def test_endings_in_capitals_and_other_files(tmp_path: Path):
@@ -738,6 +884,16 @@ def test_split_draws_a_folder(ending: str, fedflat, photos: Path, tmp_path: Path
         assert "<svg" in picture.read_text()
 
 
+def test_split_draws_into_a_directory(fedflat, photos: Path, tmp_path: Path):
+    (tmp_path / "there.d").mkdir()
+    for place in ("there.d", "new/one"):
+        told = fedflat("split", photos, "iid", "--clients", "3", "--out", place)
+        assert f"Drawn to {place}/photos-iid.png" in told
+        with Image.open(tmp_path / place / "photos-iid.png") as image:
+            assert image.format == "PNG"
+    assert sorted(p.name for p in tmp_path.iterdir() if "new" in p.name) == ["new"]
+
+
 def test_split_takes_a_folder_in_the_working_directory(fedflat, photos: Path):
     assert "24 samples of 2 classes" in fedflat("split", "photos/", "iid", "--clients", "3")
     assert "24 samples of 2 classes" in fedflat("split", "photos", "iid", "--clients", "3")
@@ -805,3 +961,149 @@ def test_names_with_square_brackets_are_told_whole(fedflat, csv_table: Path, tmp
         "run", "--dataset", odd, "--target", "state", "--partition", "iid", "-m", "fedavg", "--rounds", "1"
     )
     assert told.startswith("patients[red], 96 samples")
+
+
+# -- what a run keeps of it ------------------------------------------------------------------------
+
+
+def ward(count: int = 120) -> dict[str, list[Any]]:
+    """The patients, with a column that never changes and one that is very far from 0."""
+    columns = patients(count)
+    far = (1e6 + np.array(columns["fever"])).tolist()
+    return {**columns, "ward": [0.1] * count, "far": far}
+
+
+def kept(run: Path) -> dict[str, Any]:
+    return json.loads((run / "preprocessing.json").read_text())
+
+
+def prepared_by_hand(path: Path, about: dict[str, Any]) -> np.ndarray:
+    """Every row of a csv file as the file of a run says: features, class and client, sorted; none of the package."""
+    with path.open(newline="") as file:
+        raw = list(csv.DictReader(file))
+    rows = []
+    for row in raw:
+        values = [(float(row[f["name"]]) - f["mean"]) / f["deviation"] for f in about["features"]]
+        client = about["clients"].index(row[about["client_column"]]) if "clients" in about else 0
+        rows.append(
+            [*np.array(values).astype(np.float32), about["class_names"].index(row[about["target"]]), client]
+        )
+    return np.array(sorted(rows))
+
+
+def trained_on(federation: ff.Federation, dataset: ff.Dataset) -> np.ndarray:
+    """The same of what clients train on and of the test set."""
+    owners = np.repeat(np.arange(len(federation)), federation.sizes)
+    parts = [(*federation.union().stored(), owners), (*dataset.test, dataset.test_groups)]
+    return np.array(
+        sorted([*x.numpy(), int(y), int(o)] for part in parts for x, y, o in zip(*part, strict=True))
+    )
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+def test_a_run_keeps_how_rows_of_a_table_become_inputs(standardise: bool, tmp_path: Path):
+    table, out = write(tmp_path / "ward.csv", ward()), tmp_path / "out"
+    dataset = ff.read_table(table, "state", client="hospital", standardise=standardise)
+    federation = ff.federate(dataset, ff.ByUser())
+    ff.train(federation, "mlp", local=LOCAL, rounds=1, out=out)
+    about = kept(out)
+    assert [f["name"] for f in about["features"]] == ["age", "fever", "pulse", "grade", "ward", "far"]
+    assert about["class_names"] == ["healthy", "sick"] and about["target"] == "state"
+    assert about["clients"] == sorted(HOSPITALS)
+    assert about["format"] == 1 and about["kind"] == "table"
+    constant = about["features"][4]
+    assert constant["deviation"] == 1.0 and constant["mean"] == (pytest.approx(0.1) if standardise else 0.0)
+    np.testing.assert_array_equal(prepared_by_hand(table, about), trained_on(federation, dataset))
+    deviations = dataset.train[0].numpy()[:, [0, 1, 2, 3, 5]].std(0)
+    assert (np.abs(deviations - 1) < 1e-4).all() == standardise
+
+
+def test_clients_have_names_only_where_each_is_one_owner(csv_table: Path, tmp_path: Path):
+    dataset = ff.read_table(csv_table, "state", client="hospital")
+    for partition, clients in ((ff.IID(), 4), (ff.Dirichlet(0.3), 3)):
+        assert "clients" not in ff.federate(dataset, partition, clients).preprocessing
+    chosen = ff.federate(dataset, ff.ByUser(), clients=2)
+    assert len(chosen.preprocessing["clients"]) == 2
+    numbers = [sorted(HOSPITALS).index(name) for name in chosen.preprocessing["clients"]]
+    assert [int((dataset.groups == n).sum()) for n in numbers] == chosen.sizes
+
+
+def test_a_column_with_gaps_is_refused_and_the_file_says_so(csv_table: Path):
+    assert ff.federate(ff.read_table(csv_table, "state"), clients=3).preprocessing["missing"] == "refused"
+    columns = {**patients(), "pulse": [None, *patients()["pulse"][1:]]}
+    says(lambda: ff.read_table(write(csv_table, columns), "state"), "pulse", "missing")
+
+
+def test_command_line_runs_and_sweeps_keep_it_and_a_resume_leaves_it(fedflat, tmp_path: Path):
+    table, out = write(tmp_path / "ward.csv", ward()), tmp_path / "out"
+    data = ("--dataset", table, "--target", "state", "--client-column", "hospital")
+    fedflat("run", *data, "-m", "fedavg", "--rounds", "1", "--out", out)
+    first = (out / "preprocessing.json").read_bytes()
+    dataset = ff.read_table(table, "state", client="hospital")
+    trained = trained_on(ff.federate(dataset, ff.ByUser()), dataset)
+    np.testing.assert_array_equal(prepared_by_hand(table, kept(out)), trained)
+    fedflat("resume", out, "--rounds", "2")
+    assert (out / "preprocessing.json").read_bytes() == first
+    fedflat("sweep", out / "experiment.yaml", "--seeds", "2", "--set", "rounds=1", "--out", tmp_path / "grid")
+    for run in (tmp_path / "grid").rglob("metrics.jsonl"):
+        assert (run.parent / "preprocessing.json").read_bytes() == first
+
+
+def test_going_on_with_a_changed_table_is_told_and_what_was_kept_stays(csv_table: Path, tmp_path: Path):
+    """Other values under the same labels: nothing else would notice."""
+    out = tmp_path / "out"
+
+    def train(rounds: int) -> None:
+        federation = ff.federate(
+            ff.read_table(csv_table, "state", features=["fever"], test="held"), clients=3
+        )
+        ff.train(federation, "mlp", local=LOCAL, rounds=rounds, out=out, resume=rounds > 1)
+
+    train(1)
+    before = (out / "preprocessing.json").read_bytes()
+    columns = patients()
+    write(csv_table, {**columns, "fever": [value + 1 for value in columns["fever"]]})
+    with pytest.warns(UserWarning, match=r"preprocessing\.json.*features"):
+        train(2)
+    assert (out / "preprocessing.json").read_bytes() == before
+
+
+def test_a_run_keeps_how_images_become_inputs(cameras: Path, tmp_path: Path):
+    dataset, out = ff.read_images(cameras, size=5, clients=True), tmp_path / "out"
+    federation = ff.federate(dataset, ff.ByUser())
+    ff.train(federation, "mlp", local=LOCAL, rounds=1, out=out)
+    about = kept(out)
+    assert about["kind"] == "images" and about["class_names"] == ["blue", "red"]
+    assert about["clients"] == ["attic", "garden", "street"]
+    height, width = about["size"]
+    found = []
+    for path in sorted(cameras.glob("*/*/*.png")):
+        with Image.open(path) as opened:
+            image = opened.convert(about["colour"]).resize((width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image, dtype=float).reshape(height, width, about["channels"]) / about["scale"]
+        values = (pixels - about["mean"]) / about["deviation"]
+        found.append([*values.transpose(2, 0, 1).ravel(), about["class_names"].index(path.parent.name)])
+    shards = [federation.union(), federation.test]
+    batches = [[array.numpy() for array in batch] for shard in shards for batch in shard.batches(100)]
+    seen = [[*x.ravel(), y] for batch in batches for x, y in zip(*batch, strict=True)]
+    np.testing.assert_allclose(np.array(sorted(seen)), np.array(sorted(found)), atol=2e-6)
+
+
+def test_named_data_keep_what_is_known_of_them(tmp_path: Path):
+    about = ff.federate("digits", clients=5).preprocessing
+    assert about["class_names"] == list("0123456789")
+    assert (about["kind"], about["size"], about["channels"], about["scale"]) == ("images", [8, 8], 1, 1)
+    with np.load(Path(ff.__file__).parent / "data" / "digits.npz") as stored:
+        images = stored["images"]
+    values = np.sort(((images - about["mean"][0]) / about["deviation"][0]).astype(np.float32).ravel())
+    federation = ff.federate("digits", clients=5)
+    seen = torch.cat([federation.union().inputs, federation.test.inputs]).numpy().ravel()
+    np.testing.assert_allclose(np.sort(seen), values, atol=1e-6)
+    x, y = torch.randn(6, 4), torch.arange(6) % 2
+    own = ff.from_torch(TensorDataset(x, y), TensorDataset(x, y), groups=list("ababab"))
+    assert ff.federate(own, ff.ByUser()).preprocessing == {
+        "format": 1, "dataset": "own", "kind": "tensors", "shape": [4], "classes": 2, "class_names": [],
+        "clients": ["a", "b"],
+    }  # fmt: skip
+    ff.train(ff.Federation([(x, y)]), "mlp", local=LOCAL, rounds=1, out=tmp_path / "out")
+    assert not (tmp_path / "out" / "preprocessing.json").exists()

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_flower_grid import alone, federation, grid_at, load, network, train
+from test_flower_grid import alone, federation, grid_at, network, train
 
 import fedflat as ff
 from fedflat.cli import main
-from fedflat.federation.client import client_app
-from fedflat.federation.localgrid import LocalGrid
 from fedflat.federation.secret import node_secret
 from fedflat.local_training import LocalTraining
 from fedflat.messages import Download, Upload
-from fedflat.privacy import leaving, spent, table, uncovered
+from fedflat.privacy import TABLES, spent, uncovered
 
 DOCS = Path(__file__).parent.parent / "docs"
 STEPS = ff.LocalSGD(lr=0.1, steps=3, batch_size=8)
@@ -164,35 +162,12 @@ def test_a_missing_library_is_named(monkeypatch):
 # -- what leaves, as it is said and as it is -------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(ff.METHODS))
-def test_what_leaves_is_what_is_said(name: str, tmp_path: Path):
-    """The reply of a real client app holds those vectors, and what stays is on its disk."""
-    method = ff.METHODS[name]()
-    grid = LocalGrid(
-        client_app(load, model=lambda shape, classes: network()),
-        [{"partition-id": n, "state-dir": str(tmp_path)} for n in range(4)],
-    )
-    seen: list[set[str]] = []
-
-    def look(message: Any, reply: Any) -> Any:
-        if "vectors" in reply.content:
-            seen.append(set(reply.content["vectors"]))
-            assert set(reply.content) <= {"vectors", "numbers", "report", "receipt"}
-        return reply
-
-    grid.tamper = look
-    run = train(method, grid, rounds=2, participation=None)
-    said = leaving(method)
-    assert seen and all(names == set(said.vectors) for names in seen)
-    assert bool(said.kept) == bool(list(tmp_path.rglob("client-0/*.safetensors")))
-    assert set(run.server.of(0)) == set(said.held)
-
-
-def test_the_table_in_the_documentation_is_current():
+def test_the_tables_in_the_documentation_are_current():
     page = (DOCS / "privacy.md").read_text("utf-8")
-    written = re.search(r"<!-- leaving -->\n(.*)\n<!-- /leaving -->", page, re.DOTALL)
-    assert written is not None
-    assert written[1].strip() == table(), "run: python -m fedflat.privacy docs/privacy.md"
+    for mark, make in TABLES.items():
+        written = re.search(rf"<!-- {mark} -->\n(.*)\n<!-- /{mark} -->", page, re.DOTALL)
+        assert written is not None
+        assert written[1].strip() == make(), "run: python -m fedflat.privacy docs/privacy.md"
 
 
 def test_the_command_lines_of_the_page(tmp_path: Path, monkeypatch, capsys):

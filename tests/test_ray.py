@@ -40,6 +40,14 @@ def test_all_methods_have_the_same_bits_on_ray(method, engine):
     same(train(method, engine), train(method, "inprocess"))
 
 
+def test_measures_on_ray_see_what_was_trained(engine):
+    """Not what a mechanism has made of it for the server."""
+    method, asked = "fedgmt(server_rule='active', beta=1)", ["distance", "drift"]
+    there, here = (train(method, e, measure=asked) for e in (engine, "inprocess"))
+    same(there, here)
+    assert [row["measures"] for row in there.history] == [row["measures"] for row in here.history]
+
+
 @pytest.mark.parametrize("policy", ["average", "local", "server", "reset"])
 def test_buffers_travel_too(policy, engine):
     runs = [train("scaffold", e, module=network(norm=True), buffers=policy) for e in ("inprocess", engine)]

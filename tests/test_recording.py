@@ -1,6 +1,7 @@
 """Flatness recorded while a run goes on, and measured of run directories afterwards."""
 
 import json
+import warnings
 from itertools import combinations
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 import fedflat as ff
+from fedflat import figures
 from fedflat.checkpoint import read_checkpoint
 from fedflat.cli import app
+from fedflat.experiments.building import make_sgd
 from fedflat.experiments.flatness_of import read_flatness, read_landscape
 from fedflat.experiments.model_of import model_of
 from fedflat.experiments.reading import make_experiment
@@ -32,6 +35,7 @@ def train(federation, method="fedavg", **settings):
 
 
 UPDATES: list[torch.Tensor] = []
+ENDS: list[torch.Tensor] = []
 
 
 class Kept(ff.Mechanism):
@@ -44,11 +48,26 @@ class Kept(ff.Mechanism):
         UPDATES.append(upload.update.double().clone())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fednsam", "feddyn"])
-def test_distance_and_drift_are_those_of_the_uploads(federation, method):
-    UPDATES.clear()
+class Ends(ff.Mechanism):
+    """Remembers where clients' local training ends, before another mechanism changes what they upload."""
+
+    name = "ends"
+
+    def end(self, local):
+        """Keep a copy."""
+        ENDS.append(local.update.double().clone())
+        return {}
+
+
+ACTIVE = ["fedgmt(server_rule='active', beta=1)", "fedspeed(dual_mean='active')"]
+"""What these upload is not what they trained."""
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fednsam", "feddyn", *ACTIVE])
+def test_distance_and_drift_are_those_of_the_local_models(federation, method):
+    ENDS.clear()
     models = []
-    composed = ff.Method("watched", [*ff.as_method(method).mechanisms, Kept()])
+    composed = ff.Method("watched", [Ends(), *ff.as_method(method).mechanisms])
     run = train(
         federation,
         composed,
@@ -57,10 +76,13 @@ def test_distance_and_drift_are_those_of_the_uploads(federation, method):
         on_round=lambda r: models.append((r.server.start.double(), r.server.w.double().clone())),
     )
     for index, (start, w) in enumerate(models):
-        updates = UPDATES[4 * index : 4 * index + 4]
+        updates = ENDS[4 * index : 4 * index + 4]
         numbers = run.history[index]["measures"]
+        average = sum(updates) / 4  # FedNSAM, Definition 1: clients count alike, whatever the server does
+        spread = np.mean([torch.sum((u - average) ** 2).item() for u in updates])
+        assert numbers["distance"] == pytest.approx(spread, rel=1e-4)
         far = np.mean([torch.sum((start + u - w) ** 2).item() for u in updates])
-        assert numbers["distance"] == pytest.approx(far, rel=1e-4)
+        assert numbers["distance to server"] == pytest.approx(far, rel=1e-4)
         cosines = [torch.cosine_similarity(a, b, dim=0).item() for a, b in combinations(updates, 2)]
         assert numbers["drift cosine"] == pytest.approx(np.mean(cosines), abs=1e-5)
         diversity = sum(u @ u for u in updates) / torch.sum(sum(updates) ** 2)
@@ -73,10 +95,24 @@ def test_recorded_is_what_the_functions_say(federation):
     first = build_model("mlp-200-100", federation, 3)
     alone = ff.flatness_discrepancy(first, federation, 0.1, SGD, "fedsam", run.history[0]["clients"], seed=3)
     numbers = run.history[0]["measures"]
-    assert numbers["discrepancy"] == pytest.approx(alone.discrepancy, rel=1e-5)
-    assert numbers["discrepancy global sharpness"] == pytest.approx(alone.global_sharpness, rel=1e-5)
+    assert numbers["discrepancy (active)"] == pytest.approx(alone.discrepancy, rel=1e-5)
+    assert numbers["discrepancy (active) global sharpness"] == pytest.approx(alone.global_sharpness, rel=1e-5)
     expected = ff.sharpness(run.model, federation.union().thinned(300))
     assert numbers["sharpness"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedgmt", "fedwmsam", "fedacg", ACTIVE[0]])
+def test_discrepancy_over_all_is_that_of_a_round_with_everyone(federation, method):
+    first, some, everyone = [1, 4], [0, 2], [0, 1, 2, 3, 4, 5]
+    over = {key: {"discrepancy": {"every": 1, "rho": 0.1, "clients": key}} for key in ("active", "all")}
+    few = train(federation, method, participation=ff.Schedule([first, some]), measure=list(over.values()))
+    whole = train(federation, method, participation=ff.Schedule([first, everyone]), measure=[over["active"]])
+    numbers, expected = few.history[1]["measures"], whole.history[1]["measures"]
+    for end in ("", " global sharpness", " local sharpness"):
+        assert numbers[f"discrepancy{end}"] == expected[f"discrepancy (active){end}"]
+    assert numbers["discrepancy"] != numbers["discrepancy (active)"]
+    unmeasured = train(federation, method, participation=ff.Schedule([first, some]))
+    assert torch.equal(few.server.w, unmeasured.server.w)
 
 
 def test_each_measure_has_its_rounds_and_the_last_has_all(federation):
@@ -106,6 +142,49 @@ def test_measuring_changes_nothing_and_engines_agree(federation):
     assert len(here.history[0]["measures"]) > 8
 
 
+@pytest.mark.parametrize("method", ACTIVE)
+def test_what_clients_trained_is_seen_from_every_engine(federation, method):
+    asked = ["distance", "drift", {"discrepancy": {"every": 1}}]
+    here, there = (
+        train(federation, method, measure=asked, engine=engine) for engine in ("inprocess", "workers:2")
+    )
+    assert [row["measures"] for row in here.history] == [row["measures"] for row in there.history]
+    assert torch.equal(here.server.w, there.server.w)
+    assert torch.equal(here.server.w, train(federation, method).server.w)
+    assert here.total("bytes_up") == train(federation, method).total("bytes_up")  # it only seems to travel
+
+
+def test_local_sharpness_is_of_what_was_trained(federation):
+    ENDS.clear()
+    composed = ff.Method("watched", [Ends(), *ff.as_method(ACTIVE[0]).mechanisms])
+    starts = []
+    run = train(
+        federation,
+        composed,
+        measure=[{"discrepancy": {"every": 1}}],
+        on_round=lambda r: starts.append(r.server.start.clone()),
+    )
+    data = federation.to(torch.float32, "cpu")
+    for index, row in enumerate(run.history):
+        ends = [starts[index] + end.float() for end in ENDS[4 * index : 4 * index + 4]]
+        pairs = list(zip(row["clients"], ends, strict=True))
+        model = build_model("mlp-200-100", federation, 3)
+        each = [ff.sharpness(model, data.client(client), at=end) for client, end in pairs]
+        expected = np.average(each, weights=[data.size(client) for client in row["clients"]])
+        assert row["measures"]["discrepancy (active) local sharpness"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["fedavg", ACTIVE[0]])
+def test_of_private_uploads_no_more_is_seen_than_the_server_sees(federation, method):
+    UPDATES.clear()
+    composed = ff.Method(
+        "watched", [*ff.as_method(method).mechanisms, ff.PrivateUploads(clip=0.5, noise=0.01), Kept()]
+    )
+    run = train(federation, composed, measure=["drift"])
+    seen = np.sqrt(np.mean([(u @ u).item() for u in UPDATES[:4]]))
+    assert run.history[0]["measures"]["drift norm"] == pytest.approx(seen, rel=1e-4)
+
+
 def test_a_round_without_uploads_has_no_distance(federation):
     class Nothing(ff.Mechanism):
         """Uploads of nonsense."""
@@ -117,9 +196,12 @@ def test_a_round_without_uploads_has_no_distance(federation):
             local.update.fill_(float("nan"))
             return {}
 
-    run = train(federation, ff.Method("nothing", [Nothing()]), rounds=1, measure=["distance", "sharpness"])
-    assert list(run.history[0]["measures"]) == ["sharpness"]
-    assert len(run.history[0]["rejected"]) == 4
+    measure = ["distance", {"sharpness": {"every": 1}}]
+    with pytest.raises(ff.Diverged, match="every upload holds NaN") as ended:
+        train(federation, ff.Method("nothing", [Nothing()]), rounds=2, measure=measure)
+    row = ended.value.run.history[0]
+    assert list(row["measures"]) == ["sharpness"]
+    assert len(row["rejected"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -134,6 +216,8 @@ def test_a_round_without_uploads_has_no_distance(federation):
         ([{"sharpness": 3}], "write sharpness"),
         ([{"sharpness": {}, "trace": {}}], "write each measure"),
         (["drift", {"drift": {"every": 2}}], "drift twice"),
+        ([{"discrepancy": {"clients": "some"}}], "clients must be active or all"),
+        ([{"drift": {"clients": "all"}}], "drift has no setting 'clients'"),
     ],
 )
 def test_wrong_measures_are_refused(given, says):
@@ -210,9 +294,97 @@ def test_every_measure_there_is(run):
     content = json.loads((run / "flatness.json").read_text())
     assert set(content["measures"]) >= set(ff.MEASURES)
     distances = content["measures"]["distance"]["numbers"]
-    assert distances["distance"] == pytest.approx(
-        distances["distance to average"], rel=1e-4
-    )  # FedSAM averages
+    assert 0 < distances["distance"] < distances["distance to server"]  # FedSAM's average is weighted
+
+
+FURTHER = {
+    "clients": 5,
+    "local": {"lr": 0.1, "lr_decay": 0.5, "epochs": 1, "batch_size": 20},
+    "participation": [[0, 2], [1, 2], [3, 4], [0, 1, 2, 3, 4]],
+    "model": "mlp-200-100",
+    "measure": ["distance", "drift", {"discrepancy": {"every": 1}}],
+}
+"""Three rounds with some clients, then one with everyone."""
+
+
+@pytest.mark.parametrize(
+    "method", ["fedgf(threshold=0.5, window=3)", "fedgmt", "fednsam", "scaffold", "fedwmsam", ACTIVE[0]]
+)
+def test_a_run_s_next_round_is_what_going_on_records(method, tmp_path):
+    run_experiment(make_experiment({**FURTHER, "method": method, "rounds": 3}), tmp_path)
+    kept = {path: path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file()}
+    fedflat("flatness", tmp_path, "-m", "distance", "-m", "drift", "-m", "discrepancy")
+    measures = read_flatness(tmp_path)["measures"]
+    assert kept == {path: path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file()}
+    gone_on = make_experiment({**FURTHER, "method": method, "rounds": 4})
+    expected = run_experiment(gone_on, tmp_path, resume=True).history[3]["measures"]
+    for name in ("distance", "drift", "discrepancy"):
+        for key, value in measures[name]["numbers"].items():
+            recorded = key.replace("discrepancy", "discrepancy (active)")
+            assert value == pytest.approx(expected[recorded], rel=1e-6), key
+        about = measures[name]["trained"]
+        assert about["method"] == f"{ff.as_method(method).name}: {ff.as_method(method)}"
+        assert about["lr"] == 0.1 * 0.5**3
+        assert (about["state"], about["round"]) == ("the run's", 3)
+
+
+def test_a_run_s_next_round_needs_its_states(tmp_path):
+    small = {**FURTHER, "participation": [[0, 2]], "rounds": 1}
+    run_experiment(make_experiment({**small, "method": "fedgf"}), tmp_path / "gf", keep_states=False)
+    with pytest.raises(
+        ff.FedflatError, match=r"FedGF's next round depends on states.*were removed.*--keep-states"
+    ):
+        fedflat("flatness", tmp_path / "gf", "-m", "distance")
+    few = ["--set", "low-pass.draws=2", "--set", "radius.directions=2", "--set", "density.steps=3"]
+    shown = fedflat("flatness", tmp_path / "gf", "--all", "--samples", "60", *few)
+    assert "Without distance: FedGF's next round depends on states" in shown
+    assert set(ff.MEASURES) - set(read_flatness(tmp_path / "gf")["measures"]) == {
+        "distance",
+        "drift",
+        "discrepancy",
+    }
+    run_experiment(make_experiment({**small, "method": "fedsam"}), tmp_path / "sam", keep_states=False)
+    fedflat("flatness", tmp_path / "sam", "-m", "distance")  # it keeps nothing: the model is all there is
+    about = read_flatness(tmp_path / "sam")["measures"]["distance"]["trained"]
+    assert (about["lr"], about["state"]) == (0.05, "none is needed")
+
+
+def test_another_method_s_first_round_can_still_be_asked_for(run):
+    fedflat(
+        "flatness",
+        run,
+        "-m",
+        "distance",
+        "--set",
+        "distance.method=fedavg",
+        "--set",
+        "distance.clients=[1,2]",
+    )
+    one = read_flatness(run)["measures"]["distance"]
+    trained = model_of(run)
+    sgd = make_sgd(trained.experiment.filled().local)
+    expected = ff.flatness_distance(trained.model, trained.federation, sgd, "fedavg", [1, 2], seed=0)
+    assert one["numbers"]["distance"] == pytest.approx(expected.distance)
+    assert one["trained"]["state"] == "initial"
+    fedflat("flatness", run, "-m", "distance")
+    assert read_flatness(run)["measures"]["distance"]["numbers"] != one["numbers"]
+
+
+def test_curves_are_shown_at_a_few_places(run):
+    shown = fedflat(
+        "flatness", run, "-m", "radius", "--set", "radius.directions=2", "--samples", "50", "--again"
+    )
+    trained = model_of(run)
+    profile = ff.loss_along_radius(trained.model, trained.federation.union().thinned(50), directions=2)
+    rows = {
+        row.rsplit(maxsplit=1)[0].strip(): row.split()[-1] for row in shown.splitlines() if "radius" in row
+    }
+    for radius in (0, 5, 10, 15):
+        assert rows[f"radius {radius}"] == f"{profile.random[radius].value:.4g}"
+    for radius in (5, 10, 15):
+        assert rows[f"radius {radius} uphill"] == f"{profile.gradient[radius]:.4g}"
+    few = ff.loss_along_radius(trained.model, trained.federation.test, radii=(0.5, 2), directions=2)
+    assert list(few.numbers()) == ["0.5", "0.5 uphill", "2", "2 uphill"]
 
 
 def test_test_data_has_a_row_of_its_own(run):
@@ -271,7 +443,39 @@ def test_fedwmsam_traces_the_cosine_that_moves_alpha(federation):
         cosines = [
             -torch.cosine_similarity(u, momenta[index - 1], dim=0) for u in UPDATES[4 * index : 4 * index + 4]
         ]
-        assert run.history[index]["scalars"]["cosine"] == pytest.approx(
-            torch.stack(cosines).mean().item(), abs=1e-5
-        )
-    assert run.history[0]["scalars"]["cosine"] == 0
+        scalars, mean = run.history[index]["scalars"], torch.stack(cosines).mean().item()
+        assert scalars["cosine"] == pytest.approx(mean, abs=1e-5)
+        assert scalars["one-minus-cosine"] == pytest.approx(1 - mean, abs=1e-5)
+    assert run.history[0]["scalars"]["cosine"] == run.history[0]["scalars"]["one-minus-cosine"] == 0
+    (drawn,) = figures.traces({"FedWMSAM": run.history}, "one-minus-cosine").axes  # Figure 9, or 7
+    assert drawn.lines[0].get_ydata()[1:] == pytest.approx(
+        [1 - row["scalars"]["cosine"] for row in run.history[1:]], abs=1e-6
+    )
+
+
+def test_fedgf_records_how_long_updates_are(federation):
+    UPDATES.clear()
+    composed = ff.Method("watched", [*ff.as_method("fedgf").mechanisms, Kept()])
+    run = train(federation, composed, rounds=3)
+    for index, row in enumerate(run.history):
+        lengths = [torch.linalg.vector_norm(u).item() for u in UPDATES[4 * index : 4 * index + 4]]
+        assert row["scalars"]["divergence"] == pytest.approx(np.mean(lengths), rel=1e-5)  # D of Eq. 15
+
+
+def test_fedgf_warns_where_its_threshold_does_not_fit(federation, tmp_path):
+    with pytest.warns(UserWarning, match="interpolated-ascent") as caught:
+        run = train(federation, "fedgf", rounds=12, eval_every=12, out=tmp_path)
+    (sentence,) = {str(one.message) for one in caught}
+    assert len(caught) == 1
+    assert "threshold of 0.2" in sentence
+    assert f"{run.history[9]['scalars']['divergence']:.3g}" in sentence
+    assert sentence in (tmp_path / "log.txt").read_text()
+    fitting = [
+        f"fedgf(threshold={2 * run.history[0]['scalars']['divergence']})",
+        "fedgf(c=1)",
+        "fedgf(c=0.5)",
+    ]
+    for method in fitting:  # and whoever chose c knows it; a warning would be an error here
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(federation, method, rounds=12, eval_every=12)

@@ -64,6 +64,7 @@ VARIANTS: list[tuple[str, dict]] = [
     ("fedgmt_v2", {"alpha": 0.6, "beta": 5.0, "gamma": 1.2, "tau": 2.0, "first": "initial"}),
     ("fedwmsam", {"rho": 0.1, "alpha": 0.3, "decay": 0.2}),
     ("fedwmsam", {"rho": 0.1, "alpha": 0.3, "decay": 0.2, "alpha_rule": "paper"}),
+    ("fedwmsam", {"rho": 0.1, "alpha": 0.3, "decay": 0.2, "alpha_rule": "gradient"}),
     ("fedwmsam", {"rho": 0.1, "alpha": 0.3, "decay": 0.2, "momentum": False}),
     ("fedwmsam", {"rho": 0.1, "alpha": 0.3, "decay": 0.2, "momentum": False, "alpha_rule": "paper"}),
     ("fedwmsam", {"rho": 0.1, "alpha": 0.3, "decay": 0.2, "sam": False}),
@@ -72,6 +73,7 @@ VARIANTS: list[tuple[str, dict]] = [
     ("fednsam", {"rho": 0.1, "momentum": 0.7}),
     ("fednsam", {"rho": 0.1, "momentum": 0.7, "nesterov": False}),
     ("fednsam", {"rho": 0.1, "momentum": 0.7, "nesterov": False, "heavy_ball": False}),
+    ("fednsam", {"rho": 0.1, "momentum": 0.7, "heavy_ball": False}),
     ("fednsam_s", {"rho": 0.1, "momentum": 0.7}),
     ("fednsam_d", {"rho": 0.1, "momentum": 0.7, "beta": 5.0}),
     ("fedavg_nesterov", {"momentum": 0.7}),
@@ -123,13 +125,28 @@ def variant(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict]]:
     return request.param
 
 
+OPTIMISERS = {
+    "plain": {"lr": 0.2},
+    "decayed": {"lr": 0.2, "lr_decay": 0.9, "momentum": 0.4, "weight_decay": 0.03},
+}
+CLIP = 0.6
+"""Some of the gradients are longer, some are not; see below."""
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("optimiser", ["plain", "decayed"])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
 def test_trajectory_equals_reference(variant, weighting, optimiser):
+    compare(variant, weighting, OPTIMISERS[optimiser])
+
+
+@pytest.mark.parametrize("stage", ["direction", "gradient"])
+def test_clipped_trajectory_equals_reference(variant, stage):
+    compare(variant, "uniform", {**OPTIMISERS["decayed"], "clip_norm": CLIP, "clip_stage": stage})
+
+
+def compare(variant, weighting, settings):
+    """Every round's model, and what server and clients keep in the end."""
     name, hyper = variant
-    settings = {"lr": 0.2}
-    if optimiser == "decayed":
-        settings |= {"lr_decay": 0.9, "momentum": 0.4, "weight_decay": 0.03}
     clients, w0 = problem()
     theirs_hyper = {RENAMED.get(k, k): v for k, v in hyper.items()}
     if name == "fedwmsam" and "momentum" in hyper:
@@ -185,3 +202,11 @@ def test_the_problem_exercises_the_controllers():
         on_round=lambda r: c.append(r.scalars["c"]),
     )
     assert len({*c}) > 2
+
+
+def test_some_gradients_are_clipped_and_some_are_not():
+    clients, w0 = problem()
+    mlp = MLP(*SHAPE)
+    final = simulate("fedavg", clients, w0, SHAPE, SCHEDULE, STEPS, lr=0.2, clip_norm=CLIP)["w"][-1]
+    lengths = [np.linalg.norm(mlp.ce_grad(w, *data)) for w in (w0, final) for data in clients]
+    assert min(lengths) < CLIP < max(lengths)

@@ -160,11 +160,11 @@ def test_a_cell_of_a_paper_is_recognised(tmp_path):
     entries = [entry for entry in content["published"] if entry["preset"] == "fedwmsam/table1"]
     assert [(e["row"], e["column"], e["seeds"]) for e in entries] == [("FedSAM", cell.column, 2)]
     assert entries[0]["paper"] == cell.published
-    best = [
-        max(json.loads(line)["accuracy"] for line in (tmp_path / f"full-{seed}/metrics.jsonl").open())
+    late = [
+        [json.loads(line)["accuracy"] for line in (tmp_path / f"full-{seed}/metrics.jsonl").open()][-100:]
         for seed in (0, 1)
     ]
-    assert entries[0]["ours"] == pytest.approx(np.mean(best), rel=1e-3)
+    assert entries[0]["ours"] == pytest.approx(np.mean(late), rel=1e-3)
     full = next(run for run in content["runs"] if run["id"].endswith("full-0"))
     commands = [one["command"] for one in full["repeat"]["commands"]]
     assert "fedflat reproduce fedwmsam/table1 --cells fashion-mnist/dirichlet-0.1 --rows FedSAM" in commands
@@ -234,12 +234,12 @@ def nothing_tested(path: Path) -> None:
         (empty_metrics, "No round is finished yet"),
         (no_metrics, "No round is finished yet"),
         (broken_metrics, "line 2, is not JSON"),
-        (strange_metrics, "no rounds; was it edited"),
+        (strange_metrics, "line 1, is no round"),
         (broken_run_json, "run.json cannot be read"),
         (no_run_json, "There is no run.json"),
         (no_experiment, "There is no experiment.yaml"),
         (broken_experiment, "experiment.yaml cannot be read"),
-        (strange_experiment, "experiment.yaml is no experiment"),
+        (strange_experiment, "experiment.yaml cannot be read: an experiment is a list"),
         (broken_flatness, "flatness.json cannot be read"),
         (newer_landscape, "landscape.json was written by another version"),
         (ragged_landscape, "do not fit its axes"),

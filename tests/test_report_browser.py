@@ -1,5 +1,6 @@
 """The report and the watch page in a real browser: headless Chromium, from disk and from the watching server."""
 
+import json
 import shutil
 import threading
 
@@ -7,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 from synthetic_runs import grow, made_round, made_run
 
+from fedflat.experiments.presets import choose, find_preset
 from fedflat.report.content import Content
 from fedflat.report.page import write_report
 from fedflat.report.server import ReportServer
@@ -349,6 +351,23 @@ def test_what_is_missing_is_on_the_page(page):
     assert "Not finished: 20 of 50 rounds." in notes and "No round is finished yet." in notes
 
 
+def test_what_makes_runs_unlike_a_papers_is_on_the_page(visit, tmp_path):
+    (cell,) = choose(find_preset("fedwmsam/table1").cells(), ["fashion-mnist/dirichlet-0.1"], ["FedAvg"])
+    settings = {key: value for key, value in cell.content.items() if key != "rounds"}
+    for seed, notes in enumerate([["This copy is a part."], []]):
+        run = made_run(tmp_path / str(seed), seed=seed, rounds=500, **settings)
+        about = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(about | {"notes": notes}))
+    write_report([tmp_path], tmp_path / "report.html", splits=False)
+    page = visit(f"file://{tmp_path / 'report.html'}").page
+    notes = page.locator("#notes").inner_text()
+    assert "1 run with data or settings unlike a paper's" in notes and "This copy is a part." in notes
+    assert [gap.endswith(" ‡") for gap in column(page, "Difference", "#papers-table")] == [True]
+    assert "‡ The data or the protocol are not the paper's: This copy is a part." in (
+        page.locator("#papers-hint").inner_text()
+    )
+
+
 def test_a_phone_needs_no_sideways_scrolling(visit, report):
     one = visit(
         report, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, device_scale_factor=2
@@ -431,3 +450,49 @@ def test_watching_keeps_choices_while_a_run_grows(visit, tmp_path):
         one.complaints.clear()  # the browser itself complains about a server that is gone
         page.goto("about:blank")
         one.complaints.clear()
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 5, 12])
+def test_ticks_of_few_rounds_are_distinct_whole_numbers(rounds: int, tmp_path, visit):
+    write_report([made_run(tmp_path / "run", rounds=rounds)], tmp_path / "report.html")
+    page = visit(f"file://{tmp_path / 'report.html'}").page
+    ticks = page.locator("#curves-chart .xtick").all_text_contents()
+    assert len(ticks) > 1 and len(set(ticks)) == len(ticks)
+    assert all(tick.isdecimal() for tick in ticks)
+
+
+def test_what_clients_reported_is_named_so(tmp_path, visit):
+    """Of a real federation whose server has no test set; beside it, later, a run whose server has one."""
+    place = made_run(tmp_path / "runs" / "clinics", "scaffold", rounds=3, dataset="on-nodes")
+    about = json.loads((place / "run.json").read_text())
+    about |= {
+        "model": "mlp",
+        "how": {"engine": "flower"},
+        "federation": {"clients": 2, "shape": [3], "classes": 2},
+    }
+    (place / "run.json").write_text(json.dumps(about))
+    each = {
+        "0": {"accuracy": 0.5, "loss": 1.0, "samples": 10.0},
+        "1": {"accuracy": 0.7, "loss": 0.8, "samples": 10.0},
+    }
+    reported = {"samples": 20.0, "accuracy": 0.6, "loss": 0.9, "worst_accuracy": 0.5, "clients": each}
+    none = {"accuracy": None, "loss": None, "client_accuracy": None, "measures": {}, "reported": reported}
+    rows = [{**made_round("scaffold", 0, index), **none} for index in range(3)]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    page = visit(f"file://{tmp_path / 'report.html'}").page
+    assert column(page, "Accuracy reported by clients, last 10") == ["60.00"]
+    assert column(page, "Loss reported by clients") == ["0.9"]
+    assert page.locator("#curves-chart .ytitle").text_content() == "accuracy reported by clients"
+    assert "each client tests the model that it receives" in page.inner_text("#legend-hint")
+    for section in ("#flatness-body", "#surfaces-body", "#splits-body"):
+        assert "on the clients' own nodes" in page.inner_text(section)
+    assert "flwr run . federation" in page.inner_text("#repeat-body")
+    assert page.locator("#notes li").count() == 0
+    made_run(tmp_path / "runs" / "simulated", "fedavg", rounds=3)
+    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    page = visit(f"file://{tmp_path / 'report.html'}").page
+    assert "60.00" in column(page, "Accuracy, last 10")
+    assert page.locator("#curves-chart .ytitle").text_content() == "accuracy"
+    hint = page.inner_text("#legend-hint")
+    assert "of scaffold" in hint and "are reported by clients" in hint

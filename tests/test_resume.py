@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import linecache
 import os
 import random
 import re
@@ -14,6 +15,8 @@ import sys
 import tempfile
 import time
 import traceback
+import types
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ import fedflat as ff
 from fedflat import rundirectory
 from fedflat.checkpoint import read_checkpoint
 from fedflat.cli import main
+from fedflat.data.fingerprint import _checksum, fingerprint
 from fedflat.engines import arena
 from fedflat.experiments.running import stopping_at_round_end
 from fedflat.rundirectory import RunDirectory, read_metrics
@@ -323,7 +327,7 @@ def test_lines_that_were_edited_or_removed(tmp_path: Path):
     with pytest.raises(ff.FedflatError, match=r"metrics.jsonl, line 3, is not JSON; was it edited"):
         train(out=out, rounds=8, resume=True)
     (out / "metrics.jsonl").write_text("".join(lines[1:]))
-    with pytest.raises(ff.FedflatError, match=r"has 5 rounds, the checkpoint 6; lines were removed"):
+    with pytest.raises(ff.FedflatError, match=r"line 1, is round 1, not 0; lines were removed"):
         train(out=out, rounds=8, resume=True)
     assert (out / "metrics.jsonl").read_text() == "".join(lines[1:])
     (out / "metrics.jsonl").unlink()
@@ -356,6 +360,131 @@ def test_other_settings_are_refused_by_name(name: str, changes: dict[str, Any], 
     with pytest.raises(ff.FedflatError, match=f"holds a run with {name}. Choose another directory"):
         train(out=out, **{"rounds": 2, "resume": True, **changes})
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+# -- what changed meanwhile ------------------------------------------------------------------------
+
+NET = """
+import torch
+from torch import nn
+
+class Base(nn.Module):
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)) * self.scale)
+
+class Net(Base):
+    def __init__(self, scale=1.0, middle=8):
+        super().__init__()
+        self.first, self.last, self.scale = nn.Linear(6, middle), nn.Linear(middle, 3), scale
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+
+def weighted(weight):
+    return lambda outputs, targets: weight * nn.functional.cross_entropy(outputs, targets)
+"""
+
+
+def loaded(folder: Path, source: str = NET) -> Any:
+    """A module of Python as a process has it that starts afterwards."""
+    path = folder / "net.py"
+    path.write_text(source)
+    linecache.clearcache()
+    found = types.ModuleType("net")
+    exec(compile(source, str(path), "exec"), found.__dict__)
+    return found
+
+
+def with_net(out: Path, net: Any, data: ff.Federation | None = None, rounds: int = 2, **more: Any) -> ff.Run:
+    torch.manual_seed(0)
+    model = more.pop("model", None) or net.Net()
+    options = {"loss": net.loss, "local": ff.LocalSGD(lr=0.1), "resume": True, **more}
+    return ff.train(data or federation(), model, rounds=rounds, out=out, **options)
+
+
+def with_inputs_changed(test: bool) -> ff.Federation:
+    """The labels, and who has them, are the same; one number of one sample is not."""
+    clients, held = [federation().client(n).stored() for n in range(6)], federation().test
+    assert held is not None
+    pair = held.stored() if test else clients[3]
+    pair[0][4, 2] += 1e-3
+    return ff.Federation(clients, held.stored() if not test else pair)
+
+
+CHANGES: dict[str, tuple[str, Callable[[Any, Path], dict[str, Any]]]] = {
+    "an input": ("federation.fingerprint .*: the data", lambda net, _: {"data": with_inputs_changed(False)}),
+    "an input of the test set": (
+        "federation.fingerprint .*: the data",
+        lambda net, _: {"data": with_inputs_changed(True)},
+    ),
+    "a number in the model": ("module.layers .*: the model's layers", lambda net, _: {"model": net.Net(2.0)}),
+    "what is trained": ("module.layers", lambda net, _: {"model": frozen(net.Net())}),
+    "the code of a base class": (
+        "module.code .*: the code of the model",
+        lambda net, place: {"net": loaded(place, NET.replace("torch.tanh", "torch.sin"))},
+    ),
+    "the code of the loss": (
+        "loss.code .*: the code of the loss",
+        lambda net, place: {"net": loaded(place, NET.replace("return nn.f", "return 2 * nn.f"))},
+    ),
+    "the loss": ("loss.name loss, not cross_entropy", lambda net, _: {"loss": nn.functional.cross_entropy}),
+}
+
+
+def frozen(net: nn.Module) -> nn.Module:
+    net.first.bias.requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changed_since_a_run_began_is_noticed(change: str, tmp_path: Path):
+    says, changes = CHANGES[change]
+    out, net = tmp_path / "run", loaded(tmp_path)
+    with_net(out, net)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(ff.FedflatError, match=f"holds a run with {says}.*Choose another directory"):
+        with_net(out, rounds=3, **{"net": net, **changes(net, tmp_path)})
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_numbers_that_a_loss_closes_over_are_noticed(tmp_path: Path):
+    net = loaded(tmp_path)
+    with_net(tmp_path / "run", net, loss=net.weighted(1.0))
+    with pytest.raises(ff.FedflatError, match=r"loss\.code"):
+        with_net(tmp_path / "run", net, loss=net.weighted(2.0), rounds=3)
+    with_net(tmp_path / "run", net, loss=net.weighted(1.0), rounds=3)
+
+
+def test_comments_layout_and_runs_from_before_make_no_difference(tmp_path: Path):
+    out = tmp_path / "run"
+    with_net(out, loaded(tmp_path))
+    other = NET.replace("(self, x):\n", "(self, x):  # a comment\n\n").replace("weight * nn", "weight  *  nn")
+    assert other != NET
+    assert len(with_net(out, loaded(tmp_path, other), rounds=3).history) == 3
+    about = json.loads((out / "run.json").read_text())
+    for key in ("module", "loss", "on_divergence"):
+        del about[key]
+    del about["federation"]["fingerprint"]
+    (out / "run.json").write_text(json.dumps(about))
+    assert len(with_net(out, loaded(tmp_path), with_inputs_changed(False), rounds=4).history) == 4
+
+
+def test_the_fingerprint_reads_all_of_it_or_blocks_of_what_is_huge(monkeypatch):
+    """Against a checksum over everything, in one piece."""
+    x = torch.arange(5000, dtype=torch.float32).reshape(500, 10)
+    y = torch.arange(500) % 3
+    plain = ff.Federation([(x, y)])
+    for changed in (0, 250, 499):
+        other = x.clone()
+        other[changed, 7] += 1
+        assert fingerprint(ff.Federation([(other, y)])) != fingerprint(plain)
+    assert fingerprint(ff.Federation([(x.t().contiguous().t(), y)])) == fingerprint(plain)
+    monkeypatch.setattr("fedflat.data.fingerprint.BLOCK", 400)
+    whole = zlib.crc32(x.numpy().tobytes(), zlib.crc32(b"torch.float32 (500, 10)"))
+    assert _checksum([x]) == whole
+    monkeypatch.setattr("fedflat.data.fingerprint.MOST", 10_000)  # every second block
+    half = b"".join(x[n : n + 10].numpy().tobytes() for n in range(0, 500, 20))
+    assert _checksum([x]) == zlib.crc32(half, zlib.crc32(b"torch.float32 (500, 10)"))
 
 
 def test_two_processes_cannot_write_one_run(tmp_path: Path):
@@ -730,7 +859,9 @@ def test_a_full_disk(owner: Any, call: str, times: int, size: int, file: str, wh
     if call == "__init__":
         code, _, errors = fedflat(*arguments)
     else:
-        assert f"Earlier checkpoints are intact: make room, then `fedflat resume {out}`" in errors
+        first = (call, times) == ("round", 1)
+        kept = "There is no checkpoint yet" if first else "Earlier checkpoints are intact"
+        assert f"{kept}: make room, then `fedflat resume {out}`" in errors
         code, _, errors = fedflat("resume", out)
     assert code == 0, errors
     same_run(out, whole)

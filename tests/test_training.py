@@ -939,11 +939,12 @@ def test_rows_are_json_even_when_the_model_explodes(tmp_path):
     run = ff.train(
         ff.Federation(clients, test=clients[0]),
         network(w0),
-        local=ff.LocalSGD(lr=1e38, batch_size=None),
+        local=ff.LocalSGD(lr=1e30, steps=3, batch_size=None),
         rounds=2,
+        on_divergence="restore",
         out=tmp_path,
     )
-    assert not run.server.w.abs().max() < 1e30
+    assert torch.isfinite(run.server.w).all() and run.server.w.abs().max() > 1e20
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
         strictly(line)
 

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import json
 import re
 import shlex
 import shutil
@@ -73,6 +74,11 @@ def test_own_data_says_what_is_so(run_page):
     assert names["bread"].class_names == ("burnt", "golden", "pale")
     assert names["bread"].group_names == ("Adele", "Brigitte", "Carl", "Dora")
     assert names["bread"].train[0].shape == (384, 2)
+    shown, found = json.loads(blocks("own-data.md", "json")[0]), names["federation"].preprocessing
+    assert [f["name"] for f in shown["features"]] == [f["name"] for f in found["features"]]
+    for mine, theirs in zip(shown.pop("features"), found["features"], strict=True):
+        assert (mine["mean"], mine["deviation"]) == pytest.approx((theirs["mean"], theirs["deviation"]))
+    assert shown == {key: value for key, value in found.items() if key != "features"}
     book = names["book"].read_text()
     seen = {bakery: set(re.findall(rf"{bakery}.*,(\w+)", book)) for bakery in names["bread"].group_names}
     assert seen["Adele"] == {"pale", "golden"}

@@ -150,4 +150,4 @@ def test_it_works_without_the_repository_and_without_extras(built, tmp_path: Pat
         assert re.search(rf"^ +{name} +\d", told, re.MULTILINE)
     assert len(list((tmp_path / "runs" / "demo").rglob("model.safetensors"))) == 3
     script = (here / "bin" / "fedflat").read_text()
-    assert "from fedflat.cli import main" in script
+    assert "from fedflat.__main__ import main" in script

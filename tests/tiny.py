@@ -19,7 +19,11 @@ def federation(seed: int = 0) -> ff.Federation:
         for i, n in enumerate(sizes)
     ]
     test = (torch.randn(2500, 6, generator=rng), torch.randint(3, (2500,), generator=rng))
-    return ff.Federation(clients, test)
+    result = ff.Federation(clients, test)
+    result.set_test_groups(
+        torch.arange(2500) % 7 // 3, ("north", "east", "west")
+    )  # three, three and one of seven
+    return result
 
 
 def network(norm: bool = False, dropout: bool = False) -> nn.Module:

@@ -19,7 +19,7 @@ from .data.partitions import (
 from .engines.inprocess import InProcess as InProcess
 from .engines.ray import Ray as Ray
 from .engines.workers import Workers as Workers
-from .errors import FedflatError as FedflatError
+from .errors import Diverged as Diverged, FedflatError as FedflatError
 from .experiments.model_of import TrainedModel as TrainedModel, model_of as model_of
 from .flat import FlatModel as FlatModel
 from .flatness import MEASURES as MEASURES
@@ -34,7 +34,7 @@ from .flatness.discrepancy import (
     flatness_discrepancy as flatness_discrepancy,
 )
 from .flatness.distance import FlatnessDistance as FlatnessDistance, flatness_distance as flatness_distance
-from .flatness.drift import gradient_drift as gradient_drift
+from .flatness.drift import gradient_drift as gradient_drift, update_drift as update_drift
 from .flatness.eigenvalues import Eigenvalues as Eigenvalues, hessian_eigenvalues as hessian_eigenvalues
 from .flatness.embedding import (
     Embedding as Embedding,
@@ -51,6 +51,7 @@ from .flatness.landscape import (
     merged as merged,
     plane as plane,
 )
+from .flatness.local_round import RunState as RunState
 from .flatness.low_pass import LowPass as LowPass, low_pass as low_pass
 from .flatness.measure import Measure as Measure
 from .flatness.radius import RadiusProfile as RadiusProfile, loss_along_radius as loss_along_radius

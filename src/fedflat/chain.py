@@ -5,7 +5,7 @@ row each, layers `z_l = a_{l−1} W_lᵀ + b_l`, `a_l = relu(z_l)`, and the grad
 
     δ_{l−1} = δ_l W_l ∘ [z_{l−1} > 0]      ∇W_l = δ_lᵀ a_{l−1}      ∇b_l = δ_lᵀ 1
 
-A step of SGD then needs no gradient in memory: `W ← (1−ηλ) W − η δᵀa` is one product that adds to what is there.
+A step of SGD then needs no gradient in memory: `W ← W − η δᵀa` is one product that adds to what is there.
 
 SAM's ascent does without most of the first layer. In both passes of a step its inputs are the samples, so at the
 point that lies `s` times the gradient away it gives
@@ -153,13 +153,12 @@ class Chain:
             if bias is not None:
                 torch.sum(delta, dim=0, out=into[bias])
 
-    def descend(self, w: Pieces, decay: float, lr: float) -> None:
-        """`w ← w − η (g + λ w)`, with w as one tensor per parameter."""
-        keep = 1.0 - lr * decay
+    def descend(self, w: Pieces, lr: float) -> None:
+        """`w ← w − η g`, with w as one tensor per parameter."""
         for (weight, bias), delta, a in zip(self.places, self.deltas, self.inputs, strict=True):
-            w[weight].addmm_(delta.mT, a, beta=keep, alpha=-lr)
+            w[weight].addmm_(delta.mT, a, alpha=-lr)
             if bias is not None:
-                w[bias].addmv_(delta.mT, self._ones(delta), beta=keep, alpha=-lr)
+                w[bias].addmv_(delta.mT, self._ones(delta), alpha=-lr)
 
     def _ones(self, delta: Tensor) -> Tensor:
         """As many as there are samples: a product with them is a sum, and adds to what is there."""
@@ -194,8 +193,8 @@ class Chain:
         if normalize:
             norms = torch._foreach_norm([x, self.delta, self.rest_of(into)])
             share, *lengths = torch.stack([torch.sum(self.lift * self.delta), *norms]).tolist()
-            most = lengths[0] * lengths[1]
-            if share < CANCELLED * torch.finfo(x.dtype).eps * most * most:
+            inputs = lengths[0] ** 2 + (len(x) if len(self.own) > 1 else 0)  # a bias is a weight of inputs 1
+            if share < CANCELLED * torch.finfo(x.dtype).eps * inputs * lengths[1] ** 2:
                 return False
             norm = math.hypot(math.sqrt(share), lengths[2])
             self.scale = length / norm if norm > SMALLEST_NORM else 0.0

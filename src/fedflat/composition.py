@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from . import methods as named
-from .errors import FedflatError, nearest
+from .errors import FedflatError, nearest, shortened
 from .mechanism import Mechanism, registry
 from .method import Method
 
+LONGEST = 10_000
+"""Characters of a method's name and parameters."""
 _TERM = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
@@ -60,14 +62,16 @@ def method_terms(given: Any) -> list[tuple[str, dict[str, Any]]]:
             if arguments is not None and not isinstance(arguments, Mapping):
                 raise FedflatError(
                     f"The parameters of '{name}' must be written by name, such as {name}: {{rho: 0.05}}, "
-                    f"not {arguments!r}."
+                    f"not {shortened(repr(arguments))}."
                 )
         return [(str(name), dict(arguments or {})) for name, arguments in given.items()]
     if isinstance(given, Sequence):
         return [term for item in given for term in method_terms(item)]
     if callable(given) and hasattr(given, "__name__"):  # a class, or a function that makes a method
         raise FedflatError(f"{given.__name__} is not a method yet; call it: {given.__name__}(...).")
-    raise FedflatError(f"A method is a name, a composition or a list of mechanisms, not {given!r}.")
+    raise FedflatError(
+        f"A method is a name, a composition or a list of mechanisms, not {shortened(repr(given))}."
+    )
 
 
 def _split(text: str) -> list[str]:
@@ -86,9 +90,9 @@ def _split(text: str) -> list[str]:
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
     match = _TERM.fullmatch(text)
-    if match is None:
+    if match is None or len(text) > LONGEST:
         raise FedflatError(
-            f"Cannot read '{text.strip()}' as part of a method. "
+            f"Cannot read '{shortened(text.strip())}' as part of a method. "
             'Write for example "local-ascent(rho=0.05) + control-variates".'
         )
     name, arguments = match.group(1), match.group(2)
@@ -101,12 +105,20 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
         given = {str(k.arg): _literal(k.value) for k in call.keywords}
         if len(given) != len(call.keywords):
             raise SyntaxError
-    except (SyntaxError, ValueError):
+    except (
+        SyntaxError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+    ):  # the last two: too many brackets
         raise FedflatError(
-            f"Cannot read the parameters of '{text.strip()}'. Write for example {name}(rho=0.05)."
+            f"Cannot read the parameters of '{shortened(text.strip())}'. Write for example {name}(rho=0.05)."
         ) from None
     if call.args:
-        raise FedflatError(f"Write the parameters of '{text.strip()}' by name, such as {name}(rho=0.05).")
+        raise FedflatError(
+            f"Write the parameters of '{shortened(text.strip())}' by name, such as {name}(rho=0.05)."
+        )
     return name, given
 
 
@@ -126,7 +138,7 @@ def _build(name: str, arguments: dict[str, Any]) -> Method | Mechanism:
     else:
         written = [method.replace("_", "-") for method in named.METHODS]
         raise FedflatError(
-            f"There is no method or mechanism '{name}'."
+            f"There is no method or mechanism '{shortened(name)}'."
             f"{nearest(name.replace('_', '-').lower(), [*written, *registry])} "
             "`fedflat methods` lists them all."
         )

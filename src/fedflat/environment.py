@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ PACKAGES = ("torch", "numpy", "safetensors", "ray", "flwr")
 
 
 def environment() -> dict[str, Any]:
-    """Versions, the machine without its name, and the git commit of the working directory."""
+    """Versions, the machine without its name, and the git commits of the working directory and of fedflat itself."""
     from . import __version__
 
     return {
@@ -27,15 +28,16 @@ def environment() -> dict[str, Any]:
         "cpu": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
-        "git": _git(),
+        "git": _git(Path.cwd()),
+        "source": _source(),
     }
 
 
 def check_device(device: torch.device | str) -> None:
     """Whether this machine has such a device."""
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
+        torch.zeros(1, device=device).item()  # 'meta' has shapes and no numbers
+    except Exception:  # each kind of device has its own way to say that it is not there
         raise FedflatError(
             f"'{device}' cannot be used here: write cpu, or cuda on a machine with a GPU."
         ) from None
@@ -56,18 +58,29 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _git() -> dict[str, Any] | None:
+def _git(place: Path) -> dict[str, Any] | None:
     """The commit, and whether tracked files differ from it; None outside of a repository."""
-    commit = _run_git("rev-parse", "HEAD")
+    commit = _run_git(place, "rev-parse", "HEAD")
     if commit is None:
         return None
-    changes = _run_git("status", "--porcelain", "--untracked-files=no")
+    changes = _run_git(place, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "changed": bool(changes)}
 
 
-def _run_git(*arguments: str) -> str | None:
+def _source() -> dict[str, Any] | None:
+    """The commit of fedflat's own code; None where it is installed, with a version that says enough."""
+    here = Path(__file__).resolve()
+    tracked = _run_git(
+        here.parent, "ls-files", "--error-unmatch", here.name
+    )  # not in somebody's repository by chance
+    return None if tracked is None else _git(here.parent)
+
+
+def _run_git(place: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", *arguments], cwd=place, capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -1,15 +1,17 @@
-"""How well a model does on a data set: loss, accuracy, accuracy by client."""
+"""How well a model does on a data set: loss, accuracy, accuracy by class, by group and by client."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from .flat import FlatModel
 
@@ -31,16 +33,23 @@ class Score:
     accuracy: float | None
     by_class: list[float] | None = None
     """the same fraction for every class, NaN for one that does not occur"""
+    by_group: list[float] | None = None
+    """the same fraction for every user or domain, where the data says whose samples are whose"""
 
 
 @dataclass(frozen=True)
 class BatchScore:
-    """A sum of losses over some samples; for every class how often it occurs and how often it is recognised."""
+    """A sum of losses over some samples; for every class how often it occurs and how often it is recognised.
+
+    The same for every group, where there are any. These are whole numbers: sums of them do not depend on who counted.
+    """
 
     samples: int
     loss: float
     right: list[int]
     predictions: list[int]
+    group_right: list[int] = field(default_factory=list)
+    group_predictions: list[int] = field(default_factory=list)
 
 
 def batches_in(data: Shard) -> int:
@@ -52,35 +61,81 @@ def score_batches(
     model: FlatModel, w: Tensor, data: Shard, loss: LossFunction, which: Iterable[int]
 ) -> list[BatchScore]:
     """Evaluate the model at w on the named batches, in evaluation mode, without augmentation."""
-    classes = not data.targets.is_floating_point()
     scores = []
-    with model.at(w), model.evaluating() as module, torch.inference_mode():
+    with model.at(w), model.evaluating(), torch.no_grad():
         for number in which:
             inputs, targets = data.batch(number * BATCH, BATCH)
-            outputs = module(inputs)
+            outputs = model.outputs(inputs)
             total = loss(outputs, targets).item() * len(targets)
-            right, predictions = [], []
-            if classes:
-                hits = targets[outputs.argmax(dim=1) == targets]
-                number = outputs.shape[1]
-                right = torch.bincount(hits, minlength=number).tolist()
-                predictions = torch.bincount(targets.flatten(), minlength=number).tolist()
-            scores.append(BatchScore(len(targets), total, right, predictions))
+            counts: list[list[int]] = [[], []]
+            if (guessed := _predicted(outputs, targets, loss)) is not None:
+                labels, classes = targets.long(), max((2, *outputs.shape[1:2]))
+                hits = guessed == labels
+                counts = _counted(labels, hits, classes)
+                if (groups := data.group_numbers(number * BATCH, BATCH)) is not None:
+                    counts += _counted(groups.view(-1, *(1,) * (labels.ndim - 1)).expand_as(labels), hits, 1)
+            scores.append(BatchScore(len(targets), total, *counts))
     return scores
+
+
+def _counted(numbers: Tensor, hits: Tensor, least: int) -> list[list[int]]:
+    """How often every number is hit, and how often it occurs."""
+    return [torch.bincount(found, minlength=least).tolist() for found in (numbers[hits], numbers.flatten())]
+
+
+def _predicted(outputs: Tensor, targets: Tensor, loss: LossFunction) -> Tensor | None:
+    """The class of every target by the model: that of the largest output.
+
+    A single output is the logit of class 1, unless the loss is cross-entropy, of which it would be the only class.
+    None where targets are no classes: of a single output other numbers than 0 and 1; and floats, unless the loss is
+    torch's `binary_cross_entropy_with_logits`, which takes classes as floats.
+    """
+    single = outputs.numel() == targets.numel() and (outputs.ndim == 1 or outputs.shape[1] == 1)
+    if not single or loss is F.cross_entropy:
+        return None if targets.is_floating_point() else outputs.argmax(dim=1)
+    labelled = not targets.is_floating_point() or _is_bernoulli(loss)
+    if not labelled or not bool(((targets == 0) | (targets == 1)).all()):
+        return None
+    return (outputs.reshape(targets.shape) > 0).long()
+
+
+def _is_bernoulli(loss: LossFunction) -> bool:
+    """Whether it is torch's loss of a logit."""
+    function = loss.func if isinstance(loss, partial) else loss
+    return function is F.binary_cross_entropy_with_logits or isinstance(function, nn.BCEWithLogitsLoss)
 
 
 def total_score(scores: list[BatchScore]) -> Score:
     """The whole from its batches."""
     loss = sum(s.loss for s in scores) / sum(s.samples for s in scores)
-    if not scores[0].predictions:
+    if not all(s.predictions for s in scores):
         return Score(loss, None)
-    longest = max(len(s.predictions) for s in scores)  # a label without an output makes its batch's longer
-    right, predictions = np.zeros(longest), np.zeros(longest)
-    for score in scores:
-        right[: len(score.right)] += score.right
-        predictions[: len(score.predictions)] += score.predictions
-    by_class = np.divide(right, predictions, out=np.full(longest, np.nan), where=predictions > 0)
-    return Score(loss, float(right.sum() / predictions.sum()), by_class.tolist())
+    right, predictions = _summed([s.right for s in scores]), _summed([s.predictions for s in scores])
+    accuracy = float(right.sum() / predictions.sum())
+    by_class = _shares(right, predictions)
+    if not scores[0].group_predictions:
+        return Score(loss, accuracy, by_class)
+    hits, occurrences = (
+        _summed([getattr(s, name) for s in scores]) for name in ("group_right", "group_predictions")
+    )
+    return Score(loss, accuracy, by_class, _shares(hits, occurrences))
+
+
+def _summed(counts: list[list[int]]) -> np.ndarray:
+    """Counts by number, of all batches; a label without an output makes its batch's longer."""
+    total = np.zeros(max(map(len, counts)))
+    for one in counts:
+        total[: len(one)] += one
+    return total
+
+
+def _shares(right: np.ndarray, predictions: np.ndarray) -> list[float]:
+    """The fraction that is right, NaN where there is nothing."""
+    hits = np.pad(right, (0, len(predictions) - len(right)))
+    shares: list[float] = np.divide(
+        hits, predictions, out=np.full(len(predictions), np.nan), where=predictions > 0
+    ).tolist()
+    return shares
 
 
 def evaluate(model: FlatModel, w: Tensor, data: Shard, loss: LossFunction) -> Score:

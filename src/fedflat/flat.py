@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from .buffers import Buffers, check_real
 from .errors import FedflatError
 
 Pieces = list[Tensor] | tuple[Tensor, ...]
@@ -78,6 +79,7 @@ class FlatModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        check_real(module)
         self.module = module.to(device=device, dtype=dtype)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not named:
@@ -103,7 +105,9 @@ class FlatModel:
         ):
             p.data = value
             p.grad = gradient
-        self._buffers = [b for _, b in _persistent_buffers(module)]
+        self.buffers = Buffers(module)
+        self._writes: dict[bool, bool] = {}
+        """whether the module changes its input in place, in evaluation and in training mode, once that is known"""
 
     @classmethod
     def of(cls, model: nn.Module | FlatModel) -> FlatModel:
@@ -117,7 +121,10 @@ class FlatModel:
 
     def copy(self, device: torch.device | str) -> FlatModel:
         """Another flat model of the same module, with its own memory, on a device."""
-        return FlatModel(copy.deepcopy(self.module), self.vector.dtype, device)
+        module = copy.deepcopy(self.module)
+        for name in self.names:  # a mechanism may have frozen some for the round
+            module.get_parameter(name).requires_grad_(True)
+        return FlatModel(module, self.vector.dtype, device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Sent to another process as a module that owns its memory, and made flat again there."""
@@ -165,6 +172,28 @@ class FlatModel:
             view.fill_(float(choose(name)))
         return mask
 
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """What the module makes of a batch, which stays as it is: a module that writes to its input gets a copy.
+
+        The first pass in either mode shows whether it does, on a copy that lies in memory as the batch does.
+        """
+        mode = self.module.training
+        writes = self._writes.get(mode)
+        if writes or torch.is_inference_mode_enabled():  # where nothing counts writes
+            outputs: Tensor = self.module(inputs.clone())
+            return outputs
+        given = _copy_lying_alike(inputs) if writes is None else inputs
+        version = given._version
+        outputs = self.module(given)
+        if writes is None:
+            self._writes[mode] = given._version != version
+        elif given._version != version:
+            raise FedflatError(
+                f"{type(self.module).__name__} changes some of its inputs in place, and not the first one, so the "
+                "samples themselves are changed now: let its forward begin with x = x.clone(), and load them again."
+            )
+        return outputs
+
     # -- gradients ---------------------------------------------------------------------------------
 
     def gradients(
@@ -172,14 +201,13 @@ class FlatModel:
         loss: Tensor,
         outputs: Tensor | None = None,
         pull: Tensor | None = None,
-        also: Sequence[Tensor] = (),
     ) -> Gradients:
         """The gradient of `loss` at the present point, as autograd gives it: a piece per parameter.
 
-        With `pull` that of `loss` plus a term whose gradient for `outputs` that is; without it `also` for others.
+        With `pull` that of `loss` plus a term whose gradient for `outputs` that is.
         """
         if outputs is None or pull is None:
-            return torch.autograd.grad(loss, [*self.parameters, *also], allow_unused=True)
+            return torch.autograd.grad(loss, self.parameters, allow_unused=True)
         return torch.autograd.grad([loss, outputs], self.parameters, [None, pull], allow_unused=True)
 
     def write(self, gradients: Gradients, into: list[Tensor]) -> None:
@@ -235,18 +263,22 @@ class FlatModel:
 
     def read_buffers(self) -> Tensor | None:
         """All persistent buffers (BatchNorm statistics and counters) as one vector; None where there are none."""
-        if not self._buffers:
-            return None
-        return torch.cat([b.detach().to(self.vector.dtype).reshape(-1) for b in self._buffers])
+        return self.buffers.read(self.vector.dtype)
 
     def write_buffers(self, values: Tensor | None) -> None:
-        """Put back what `read_buffers` gave; whole-number buffers are rounded."""
-        if values is None:
-            return
-        pieces = torch.split(values, [b.numel() for b in self._buffers])
-        for buffer, piece in zip(self._buffers, pieces, strict=True):
-            value = piece.view(buffer.shape)
-            buffer.copy_(value if buffer.is_floating_point() else value.round())
+        """Put back what `read_buffers` gave, or an average of it; whole numbers are rounded."""
+        if values is not None:
+            self.buffers.write(values)
+
+
+def _copy_lying_alike(batch: Tensor) -> Tensor:
+    """A copy at the same place within 64 bytes, on which the last bits of products may depend."""
+    copy = batch.clone()
+    skipped = batch.data_ptr() % 64 // batch.element_size()
+    if batch.device.type != "cpu" or not skipped or copy.stride() != batch.stride():
+        return copy
+    room = copy.new_empty(skipped + copy.numel())
+    return room.as_strided(copy.shape, copy.stride(), skipped).copy_(batch)
 
 
 def _order_in_memory(tensor: Tensor) -> tuple[int, ...]:
@@ -262,13 +294,3 @@ def _view(piece: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Tensor:
     """A stretch of a vector as a tensor whose entries lie in memory in this order of dimensions."""
     back = sorted(range(len(order)), key=order.__getitem__)
     return piece.view([shape[dimension] for dimension in order]).permute(back)
-
-
-def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    seen: set[int] = set()
-    for prefix, child in module.named_modules():
-        for name, buffer in child._buffers.items():
-            if buffer is None or name in child._non_persistent_buffers_set or id(buffer) in seen:
-                continue
-            seen.add(id(buffer))
-            yield f"{prefix}.{name}" if prefix else name, buffer

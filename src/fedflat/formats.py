@@ -51,7 +51,8 @@ def check_file(path: Path, found: object, known: object) -> None:
 
 
 def _writer(settings: Mapping[str, Any]) -> str:
-    places = [settings, *settings.get("resumed", ())]
+    resumed = settings.get("resumed")
+    places = [settings, *(resumed if isinstance(resumed, list) else ())]
     environment = places[-1].get("environment") if isinstance(places[-1], Mapping) else None
     version = environment.get("fedflat") if isinstance(environment, Mapping) else None
     return f", {version}" if version else ""

@@ -3,6 +3,9 @@
 A teacher's outputs on a sample depend only on the sample. Without augmentation all of a client's samples are known
 before the first step: the outputs are computed once per round, in large batches. With augmentation they are
 computed once per local epoch, after the epoch's samples have been drawn.
+
+A teacher is evaluated in a module of its own, whose buffers (BatchNorm statistics) are those with which the client's
+round began, whichever average its weights are: they do not move with the student's passes.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from .chain import Chain
 from .flat import FlatModel
@@ -56,8 +58,12 @@ class _Frozen:
 class FrozenModels:
     """The outputs of frozen models on the samples of one client's round."""
 
-    def __init__(self, model: FlatModel, passes: Passes) -> None:
+    def __init__(
+        self, model: FlatModel, passes: Passes, teacher: Callable[[], FlatModel], buffers: Tensor | None
+    ) -> None:
         self._model, self._passes = model, passes
+        self._make_teacher, self._buffers = teacher, buffers
+        self._teacher: FlatModel | None = None
         self.chain: Chain | None = None
         """what computes the model's outputs in fewer calls, if there is such"""
         self._frozen: dict[tuple[int, Transform | None], _Frozen] = {}
@@ -106,7 +112,7 @@ class FrozenModels:
     def _compute(self, frozen: _Frozen, inputs: Tensor) -> Tensor:
         """In evaluation mode, without a graph; these passes are the ones not spared."""
         self._passes.spared_forward -= math.ceil(len(inputs) / self._size)
-        with torch.no_grad(), self._model.evaluating():
+        with torch.no_grad():
             parts = [
                 self._forward(frozen, inputs[first : first + BATCH]) for first in range(0, len(inputs), BATCH)
             ]
@@ -116,6 +122,8 @@ class FrozenModels:
     def _forward(self, frozen: _Frozen, inputs: Tensor) -> Tensor:
         if self.chain is not None and self.chain.takes(inputs):
             return self.chain.outputs_at(frozen.pieces, inputs)
-        weights = dict(zip(self._model.names, frozen.pieces, strict=True))
-        outputs: Tensor = functional_call(self._model.module, weights, (inputs,))
-        return outputs
+        if self._teacher is None:
+            self._teacher = self._make_teacher()
+            self._teacher.write_buffers(self._buffers)
+        self._teacher.stand_on(frozen.vector, frozen.pieces)
+        return self._teacher.outputs(inputs)

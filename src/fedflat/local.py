@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from .detours import Detours
 from .errors import FedflatError
-from .flat import FlatModel, Gradients, Pieces, all_dense, inverse_norm_of
+from .flat import FlatModel, Pieces, all_dense, inverse_norm_of
 from .frozen import Transform
 
 if TYPE_CHECKING:
@@ -69,10 +68,8 @@ class Step:
         self.index = 0
         """`k`, from 0"""
         self.inputs = self.targets = self._targets = torch.empty(0)
-        self.first: Tensor = torch.empty(0)
-        """the gradient that `gradient()` took in this step"""
         self._moved = False
-        self._past: Chain | Detours | None = None
+        self._past: Chain | None = None
         """whose own parameters stay behind, when the others have climbed past them,"""
         self._behind: list[Tensor] = []
         """and where these still are"""
@@ -148,11 +145,13 @@ class Step:
             self.local.model.stand_on(self._training.away, self._training.away_views)
 
     def gradient(self) -> Tensor:
-        """The gradient at the point, on this step's batch: one more forward and backward pass."""
+        """The gradient at the point, on this step's batch: one more forward and backward pass.
+
+        The vector is written again when a gradient is next asked for, by whichever mechanism: copy what is kept.
+        """
         self.settle()
-        self.first = self._training.first
         self._training.differentiate_into(self._training.first_views, self)
-        return self.first
+        return self._training.first
 
     def gradient_pieces(self) -> Pieces:
         """The same, one tensor per parameter, some of which may share their memory: read them, never write them."""
@@ -166,7 +165,7 @@ class Step:
     def climb(self, length: float, normalize: bool) -> None:
         """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
         training = self._training
-        chain, detours = training.chain_for(self), training.detours_for(self)
+        chain = training.chain_for(self)
         if chain is not None and chain.pays(self.inputs):
             self._away()
             training.go_back(chain, self)
@@ -175,14 +174,6 @@ class Step:
                 self._climb_past(chain, room)
                 return
             gradient: Pieces = chain.gradients()
-        elif detours is not None:
-            self._away()
-            self.settle()
-            gradients, deltas = training.differentiate_past(detours, self)
-            if detours.climb(length, normalize, gradients, deltas):
-                self._make_detours(detours, gradients)
-                return
-            gradient = self._complete(gradients, detours)
         else:
             gradient = self.gradient_pieces()
         self.move_pieces(gradient, length * inverse_norm_of(gradient) if normalize else length)
@@ -224,32 +215,8 @@ class Step:
         at, views = (training.away, training.away_views) if self._moved else (self.w, training.w_views)
         rests = chain.rest_of(at), chain.rest_of(along), chain.rest_of(training.away)
         torch.add(*rests[:2], alpha=chain.scale, out=rests[2])
-        self._stay_behind(chain, views)
-
-    def _make_detours(self, detours: Detours, gradients: Gradients) -> None:
-        """Move all but some layers' parameters; where these are, the second pass takes them."""
-        training = self._training
-        at, away = training.away_views if self._moved else training.w_views, training.away_views
-        for index in detours.others:
-            if (piece := gradients[index]) is None:
-                away[index].copy_(at[index])
-            else:
-                torch.add(at[index], piece, alpha=detours.scale, out=away[index])
-        self._stay_behind(detours, at)
-        self.stand()
-        for index, here in zip(detours.own, self._behind, strict=True):
-            self.local.model.parameters[index].data = here
-
-    def _stay_behind(self, past: Chain | Detours, at: Pieces) -> None:
-        self._past, self._behind = past, [at[index] for index in past.own]
+        self._past, self._behind = chain, [views[index] for index in chain.own]
         self._moved = True
-
-    def _complete(self, gradients: Gradients, detours: Detours) -> Pieces:
-        """A gradient with the parts that detours leave out."""
-        own = dict(zip(detours.own, detours.moves(), strict=True))
-        _, views = self._training.room()
-        self.local.model.write(tuple(own.get(index, piece) for index, piece in enumerate(gradients)), views)
-        return views
 
     def _catch_up(self) -> None:
         """Move the parameters that stayed behind to the point too, where somebody wants to see or move it."""
@@ -261,16 +228,12 @@ class Step:
 
     def let_go(self) -> None:
         """Let all of the model be where it stands again."""
-        if isinstance(self._past, Detours):
-            for index in self._past.own:
-                self.local.model.parameters[index].data = self._training.away_views[index]
         self._past = None
 
     def outputs(self) -> Tensor:
         """The outputs of the model at the point, on this step's batch."""
         self.settle()
-        outputs: Tensor = self.local.model.module(self.inputs)
-        return outputs
+        return self.local.model.outputs(self.inputs)
 
     def outputs_of(self, chain: Chain) -> Tensor:
         """The same of a chain, which alone can be differentiated then; the model itself stays where it is."""
@@ -278,10 +241,6 @@ class Step:
         if self._past is chain:
             return chain.forward_again(training.away_views)
         return chain.forward(training.away_views if self._moved else training.w_views, self.inputs)
-
-    def outputs_to_differentiate(self) -> Tensor:
-        """The outputs at the point, past the layers that stayed behind, if there are such."""
-        return self._past.forward_again(self.inputs) if isinstance(self._past, Detours) else self.outputs()
 
     def outputs_at(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """The outputs of the model with other weights, constant in this round, on this step's batch.

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .batches import batches
+from .buffers import Unsent
 from .chain import Chain, altered, differentiate_loss
 from .cross_entropy import CLASSES, CrossEntropy
 from .data.federation import Shard
-from .detours import Detours
 from .drift import Drift
 from .errors import FedflatError
 from .evaluation import LossFunction
@@ -60,12 +60,16 @@ class LocalTraining:
         loss: LossFunction,
         seed: int,
         buffers: str = "average",
+        measured: bool = False,
     ) -> None:
         self.model, self.method, self.sgd, self.loss, self.seed = model, method, sgd, loss, seed
         self.buffers = buffers
+        self.measured = measured
+        """whether uploads have the update as it was trained beside one that `end` changed"""
         self.kept = {name for contract in method.contracts for name in contract.client}
         """what contracts say that clients keep"""
         self.initial_buffers = model.read_buffers()
+        self.unsent = Unsent(model.module)
         hooks = {
             hook: [m for m in method.mechanisms if overrides(m, hook)]
             for hook in ("begin", "shift", "steady_shift", "loss", "end", "leave")
@@ -104,7 +108,6 @@ class LocalTraining:
         self.possible_chain = None if self.losses else Chain.of(model)
         self.chain = self.possible_chain
         """what differentiates by hand in this round, if the model is such"""
-        self.detours = None if self.possible_chain is not None else Detours.of(model)
         self.entropy: CrossEntropy | None = None
         if (
             self.possible_chain is not None
@@ -116,7 +119,8 @@ class LocalTraining:
         self.local.seed = seed
         self.step = Step(self.local, self)
         self.passes = Passes()
-        self.frozen = FrozenModels(model, self.passes)
+        self.frozen = FrozenModels(model, self.passes, self._teacher, None)
+        self._teaching: FlatModel | None = None
         self._loss_sum = torch.zeros((), dtype=model.vector.dtype, device=model.vector.device)
 
     def run(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Upload:
@@ -125,7 +129,7 @@ class LocalTraining:
             return self._run(client, shard, download, state)
         except FedflatError:
             raise
-        except (RuntimeError, ValueError, IndexError, TypeError) as problem:
+        except (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError) as problem:
             reason = str(problem).strip().split("\n")[0]
             raise FedflatError(
                 f"client {client}, round {download.round}: training failed in step {self.step.index} on inputs "
@@ -145,11 +149,11 @@ class LocalTraining:
         read = Untouched(
             **download.values, **{f"local.state['{name}']": v for name, v in local.state.items()}
         )
-        self._begin_buffers(download.buffers, kept_buffers)
+        buffers = self._begin_buffers(download.buffers, kept_buffers)
         self.w.copy_(download.start)
         self.model.stand_on(self.w, self.w_views)
         self.passes = Passes()
-        self.frozen = FrozenModels(self.model, self.passes)
+        self.frozen = FrozenModels(self.model, self.passes, self._teacher, buffers)
         self._loss_sum.zero_()
         if self.entropy is not None:
             self.entropy.take_sum()  # of a round that failed
@@ -175,9 +179,14 @@ class LocalTraining:
         if self.carried:
             torch.add(download.start, local.update, out=self.w)
         vectors: dict[str, Tensor] = {}
+        # where a mechanism hides what leaves the client, nobody sees more than that
+        trained = local.update.clone() if self.measured and self.ends and not self.leaves else None
         for mechanism in self.ends:
             vectors.update(named(mechanism, "end", mechanism.end(local)))
+        if trained is not None and torch.equal(trained, local.update):
+            trained = None
         read.check("what is received or kept is read by others too: make a new vector of it")
+        self.unsent.check()
         buffers = self.model.read_buffers()
         if self.buffers == "local" and buffers is not None:
             local.state["buffers"] = buffers
@@ -195,6 +204,7 @@ class LocalTraining:
             spared_forward=self.passes.spared_forward,
             spared_backward=self.passes.spared_backward,
             state=local.state,
+            trained=trained,
         )
         for mechanism in self.leaves:
             in_place(mechanism, "leave", "change the upload in place", local, upload)
@@ -247,7 +257,7 @@ class LocalTraining:
         if chain is not None:
             loss = self.go_back(chain, step)
             return chain.gradients(), loss
-        outputs = step.outputs_to_differentiate()
+        outputs = step.outputs()
         plain = total = self.loss(outputs, step.targets)
         for mechanism in self.losses:
             total = total + one_number(mechanism, mechanism.loss(step, outputs))
@@ -256,13 +266,6 @@ class LocalTraining:
         return self.model.gradients(
             total, outputs, sum(pulls[1:], pulls[0]) if pulls else None
         ), plain.detach()
-
-    def differentiate_past(self, detours: Detours, step: Step) -> tuple[Gradients, Gradients]:
-        """The gradient of the loss, and that for the outputs of the layers whose own it leaves out."""
-        loss = self.loss(detours.forward(step.inputs), step.targets)
-        gradients, count = self.model.gradients(loss, also=detours.outputs), len(self.model.parameters)
-        self.passes.make(1, 1)
-        return gradients[:count], gradients[count:]
 
     def differentiate_into(self, views: list[Tensor], step: Step) -> Loss:
         """The same gradient in views of a flat vector; the plain loss."""
@@ -278,12 +281,6 @@ class LocalTraining:
     def chain_for(self, step: Step) -> Chain | None:
         """The same, if the batch is such too."""
         return self.chain if self.chain is not None and self.chain.takes(step.inputs) else None
-
-    def detours_for(self, step: Step) -> Detours | None:
-        """What goes past large layers, where that pays; nobody but the loss may want their gradient."""
-        detours = self.detours
-        alone = detours is not None and not self.losses and not self.pulls
-        return detours if alone and detours is not None and detours.pay(step.inputs) else None
 
     def go_back(self, chain: Chain, step: Step) -> Loss:
         """Forward and back through a chain, which then knows the gradient; the plain loss."""
@@ -393,10 +390,14 @@ class LocalTraining:
         """`w ← w − η scale (g + drift + pull/scale w)`; of an embedding only the rows in the batch. The loss."""
         lr, decay = self.local.lr * correction.scale, correction.pull / correction.scale
         chain = self.chain_for(step)
-        if chain is not None:  # no need for a gradient at all
+        if chain is not None and not decay:  # no need for a gradient at all
             loss = self.go_back(chain, step)
-            chain.descend(self.w_views, decay, lr)
+            chain.descend(self.w_views, lr)
             self.drift.carry(self.w, -lr)
+            return loss
+        if chain is not None:
+            loss = self.differentiate_into(self.direction_views, step)
+            drifting_sgd_(self.w_views, self.direction_views, self.drift.views, decay, lr)
             return loss
         gradients, loss = self.differentiate(step)
         if all_dense(gradients):  # no need to gather it first
@@ -406,8 +407,10 @@ class LocalTraining:
                 pieces = self._aligned(pieces)
             drifting_sgd_(self.w_views, pieces, drift, decay, lr)
             return loss
-        if decay:
-            self.w.mul_(1.0 - lr * decay)
+        if decay:  # beside w itself a small decay would be lost in rounding, beside the gradient it is not
+            self.model.write(gradients, self.direction_views)
+            drifting_sgd_(self.w_views, self.direction_views, self.drift.views, decay, lr)
+            return loss
         self.drift.carry(self.w, -lr)
         for w, gradient in zip(self.w_views, gradients, strict=True):
             if gradient is not None and gradient.is_sparse:
@@ -436,13 +439,21 @@ class LocalTraining:
             for gradient, view in zip(gradients, self.direction_views, strict=True)
         ]
 
-    def _begin_buffers(self, received: Tensor | None, kept: Tensor | None) -> None:
+    def _teacher(self) -> FlatModel:
+        """Another module in evaluation mode, made once, in which teachers are evaluated."""
+        if self._teaching is None:
+            self._teaching = self.model.copy(self.model.vector.device)
+            self._teaching.module.eval()
+        return self._teaching
+
+    def _begin_buffers(self, received: Tensor | None, kept: Tensor | None) -> Tensor | None:
+        """Write what the model's buffers are when the round begins, and return it."""
         if self.buffers == "reset":
-            self.model.write_buffers(self.initial_buffers)
-        elif self.buffers == "local" and kept is not None:
-            self.model.write_buffers(kept)
+            buffers = self.initial_buffers
         else:
-            self.model.write_buffers(received)
+            buffers = kept if self.buffers == "local" and kept is not None else received
+        self.model.write_buffers(buffers)
+        return buffers
 
 
 def _remedy(reason: str, inputs: Tensor) -> str:

@@ -67,8 +67,18 @@ class Upload:
     """what the client keeps for its next round; committed only if the upload is accepted"""
     report: Mapping[str, float] = field(default_factory=dict)
     """what the client found of the model it received, on data of its own: accuracy, loss, samples"""
+    notes: tuple[str, ...] = ()
+    """sentences on what else the client sent and was left out, without the client and the round"""
+    trained: Tensor | None = None
+    """`Δ_i` as it was trained, where measures ask and a mechanism's `end` has changed it since: for looking at only,
+    in a simulation; it does not travel"""
     borrowed: bool = False
     """its vectors lie in memory that is used again for the next upload: copy what is kept"""
+
+    @property
+    def local_update(self) -> Tensor:
+        """What the client trained, as far as it is to be seen."""
+        return self.update if self.trained is None else self.trained
 
     def numbers(self) -> dict[str, float]:
         """Everything that is no vector."""

@@ -276,8 +276,8 @@ def fednsam(
 ) -> Method:
     """Nesterov's extrapolation and an ascent along the momentum, in one pass.
 
-    `nesterov=False` is the ablation; with `heavy_ball=False` too the momentum is only a direction and the
-    server averages plainly.
+    `nesterov=False` is the ablation. With `heavy_ball=False` the momentum is only a direction and the server averages
+    plainly.
     """
     server = NesterovMomentum(momentum, heavy_ball) if nesterov else ServerMomentum(momentum, heavy_ball)
     return Method("FedNSAM", [server, MomentumAscent(rho)], "Liu et al., MM 2025")

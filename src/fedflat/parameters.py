@@ -8,6 +8,9 @@ from typing import Any
 
 from .errors import FedflatError
 
+LARGEST = 10**300
+"""What a whole number may be: beyond it there is no floating-point number."""
+
 
 def number(
     *,
@@ -52,6 +55,8 @@ def check_parameters(thing: Any, label: str) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise FedflatError(f"{label}: {field.name} must be a number, not {value!r}.")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise FedflatError(f"{label}: {field.name} must be at most {LARGEST:g}.")
         if math.isinf(value):
             kind = "a whole" if field.metadata["whole"] else "a finite"
             raise FedflatError(f"{label}: {field.name} must be {kind} number, not {value!r}.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 if TYPE_CHECKING:
     from .round import Round
@@ -27,13 +28,14 @@ class RunProgress:
         self._first: int | None = None
         """the first round seen: a resumed run does not begin at 0"""
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             TextColumn("round {task.completed}/{task.total}"),
-            TextColumn("accuracy [green]{task.fields[accuracy]}[/]"),
+            TextColumn("accuracy"),
+            TextColumn("{task.fields[accuracy]}", style="green", markup=False),
             TextColumn("loss {task.fields[loss]}"),
             TimeRemainingColumn(compact=True),
-            TextColumn("[yellow]{task.fields[note]}[/]"),
+            TextColumn("{task.fields[note]}", style="yellow", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
@@ -60,7 +62,8 @@ class RunProgress:
         self._first = round.index if self._first is None else self._first
         self._rejected += len(round.rejected)
         for sentence in round.rejected:
-            self._bar.console.print(f"[yellow]left out:[/] {sentence}", highlight=False)
+            said = Text.assemble(("left out:", "yellow"), f" {sentence}")
+            self._bar.console.print(said, highlight=False)
         note = f"{self._rejected} uploads left out" if self._rejected else ""
         self._bar.update(
             self._task, completed=round.index + 1, accuracy=self._accuracy, loss=self._loss, note=note

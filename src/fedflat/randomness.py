@@ -7,11 +7,26 @@ workers, the order in which clients are processed, or on how often the run was i
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+_seeding = threading.RLock()
+"""Torch's own generators belong to the whole process: threads take turns with them."""
+
+
+def _after_fork() -> None:
+    """In a new process no thread holds the lock, whoever did where it comes from."""
+    global _seeding
+    _seeding = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def key(seed: int, purpose: str, *place: int) -> int:
@@ -27,14 +42,18 @@ def generator(seed: int, purpose: str, *place: int) -> np.random.Generator:
 
 @contextmanager
 def torch_seeded(seed: int, purpose: str, *place: int) -> Iterator[None]:
-    """Seed torch's own generators inside the block (initial weights, dropout), restore them after it."""
+    """Seed torch's own generators inside the block (initial weights, dropout), restore them after it.
+
+    Another thread waits here until the block is left: two trainings in one process take turns, client by client.
+    """
     number = key(seed, purpose, *place) % 2**63
-    generators = [torch.default_generator, *torch.cuda.default_generators]
-    before = [each.get_state() for each in generators]
-    for each in generators:
-        each.manual_seed(number)  # not torch.manual_seed: that formats a stack trace every time
-    try:
-        yield
-    finally:
-        for each, state in zip(generators, before, strict=True):
-            each.set_state(state)
+    with _seeding:
+        generators = [torch.default_generator, *torch.cuda.default_generators]
+        before = [each.get_state() for each in generators]
+        for each in generators:
+            each.manual_seed(number)  # not torch.manual_seed: that formats a stack trace every time
+        try:
+            yield
+        finally:
+            for each, state in zip(generators, before, strict=True):
+                each.set_state(state)

@@ -26,6 +26,8 @@ class Round:
     """deviation of the active clients' training losses from their mean"""
     client_accuracy: dict[str, float] | None = None
     """mean, std and worst_decile over all clients, each tested on its own mix of classes; see `ClassMix`"""
+    accuracy_by_group: dict[str, float] | None = None
+    """of every user or domain of the test set, on its own test samples; where the data has at most 100 of them"""
     reported: dict[str, Any] | None = None
     """what clients found of the model they received, before the round: accuracy and loss over all their samples, the
     worst accuracy, and what each said; in a real federation"""
@@ -33,6 +35,10 @@ class Round:
     """a sentence for every upload that was refused or did not come"""
     clipped: list[str] = field(default_factory=list)
     """a sentence for every vector that was longer than allowed and was shortened"""
+    dropped: list[str] = field(default_factory=list)
+    """a sentence for every report or loss that was left out of a reply, whose upload counts"""
+    undone: str | None = None
+    """why the round changes nothing: what would not have been finite after it"""
     steps: int = 0
     forward: int = 0
     backward: int = 0
@@ -78,7 +84,10 @@ class Round:
         if losses:
             total = sum(weight for _, weight in losses)
             self.train_loss = sum(loss * weight for loss, weight in losses) / total
-            variance = sum(loss**2 * weight for loss, weight in losses) / total - self.train_loss**2
+            try:
+                variance = sum(loss**2 * weight for loss, weight in losses) / total - self.train_loss**2
+            except OverflowError:
+                variance = math.inf
             self.train_loss_std = math.sqrt(max(0.0, variance)) if math.isfinite(variance) else None
         self.reported = _reported(reports) if reports else None
 

@@ -2,10 +2,12 @@
 
     experiment.yaml         the experiment, complete, where there is one
     run.json                settings, environment, when it began and ended
+    preprocessing.json      how raw samples became the model's inputs, and what classes and clients are called
     metrics.jsonl           one line per round
     checkpoints/            the server after the last rounds, the latest two
     state/                  what is kept per client, as of the same rounds; sweeps remove both when a run is done
     model.safetensors       the trained model, when the run is done
+    last_finite.safetensors the last model that was finite, where the run ended because the next was not
     log.txt                 what happened, with times
 
 One process at a time writes to it.
@@ -34,6 +36,8 @@ from .errors import FedflatError, explained
 from .files import replace_file, sync_directory
 from .formats import RUN, OtherFormat, check_run
 from .lock import Lock
+from .metrics import read_json, read_metrics as read_metrics
+from .on_nodes import GO_ON, ON_NODES
 from .server import Server
 from .store import ClientStore
 
@@ -41,15 +45,35 @@ PAUSE = 5.0
 """Seconds at least between two checkpoints, if nothing else is asked for."""
 SHARE = 60
 """Between two checkpoints at least so many times what one takes: 1.7 % of the run."""
+LAST_FINITE = "last_finite.safetensors"
 EXACT = ("torch", "cpu")
 """What of the environment the last digits of numbers depend on."""
+
+MAY_CHANGE = ("rounds", "how", "notes", "convolutions", "on_divergence")
+"""Settings that need not be the same to go on; the ways to convolve are kept, as far as the device has them."""
+
+
+NOTICED = {
+    "federation.fingerprint": "the data is not what it was",
+    "module.layers": "the model's layers are not what they were",
+    "module.code": "the code of the model's classes is not what it was",
+    "loss.code": "the code of the loss is not what it was",
+}
+"""What digests mean that are not the same when a run is gone on with."""
+KINDS: dict[str, type] = {
+    **dict.fromkeys(("rounds", "seed", "parameters"), int),
+    **dict.fromkeys(("notes", "resumed"), list),
+    **dict.fromkeys(("federation", "local", "environment", "how"), dict),
+}
+"""What entries of run.json must be, where they are there."""
 
 
 class RunDirectory:
     """Where a run writes; with `resume=True` a run that is there already is gone on with.
 
-    `settings` says what the run is. To go on, those must be the same, except for `rounds` and what is below `"how"`,
-    which does not change the numbers.
+    `settings` says what the run is. To go on, those must be the same, except for `rounds`, what is below `"how"`,
+    which does not change the numbers, and `"convolutions"`, which `train` keeps. `"notes"`, what to know before
+    comparing it, are added to those of before.
     """
 
     def __init__(
@@ -60,6 +84,7 @@ class RunDirectory:
         checkpoint_every: int | None = None,
         experiment: Mapping[str, Any] | None = None,
         keep_states: bool = True,
+        preprocessing: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = Path(path)
         self.keep_states = keep_states
@@ -71,7 +96,7 @@ class RunDirectory:
         self._before: str | None = None
         """name of the last checkpoint"""
         self._metrics: IO[bytes] | None = None
-        self._settings, self._experiment = settings, experiment
+        self._settings, self._experiment, self._preprocessing = settings, experiment, preprocessing
         try:
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path / "lock")
@@ -90,14 +115,11 @@ class RunDirectory:
             raise
 
     def _open(self, resume: bool) -> None:
-        begun = _is_begun(self.path / "metrics.jsonl") or bool(self._checkpoints())
+        begun = is_begun(self.path)
         if begun and not resume:
-            command = (
-                "train(..., resume=True)" if self._experiment is None else f"`fedflat resume {self.path}`"
-            )
             raise FedflatError(
-                f"{self.path} already holds a run. Go on with it ({command}), choose another directory, or remove "
-                "this one."
+                f"{self.path} already holds a run. Go on with it ({self._command()}), choose another directory, or "
+                "remove this one."
             )
         before = read_settings(self.path, to_go_on=True) if begun else {}
         self._check_same(before)
@@ -111,12 +133,14 @@ class RunDirectory:
         with explained(f"{self.path} cannot be written"):
             for leftover in self.path.rglob(".*.unfinished"):
                 leftover.unlink()
+            (self.path / LAST_FINITE).unlink(missing_ok=True)
         now = environment()
         first = before.get("environment", now)
         again = [*before.get("resumed", ()), {"time": _now(), "environment": now}] if begun else []
         self._about = {
             "format": RUN,
             **self._settings,
+            "notes": list(dict.fromkeys([*before.get("notes", ()), *self._settings.get("notes", ())])),
             "environment": first,
             "started": before.get("started", _now()),
             **({"resumed": again} if again else {}),
@@ -126,18 +150,46 @@ class RunDirectory:
         if self._experiment is not None:
             text = yaml.safe_dump(dict(self._experiment), sort_keys=False)
             replace_file(self.path / "experiment.yaml", text.encode())
+        if self._preprocessing is not None:
+            self._keep_preprocessing(self.path / "preprocessing.json", begun, _json(self._preprocessing))
         if changed and "environment" in before:
             self.notice(
                 f"{self.path} began elsewhere ({'; '.join(changed)}): its numbers may differ in their last digits "
                 "from those of a run that was never stopped."
             )
 
+    def _keep_preprocessing(self, file: Path, begun: bool, content: bytes) -> None:
+        """What the run began with stays: where the data gives something else by now, a person should know."""
+        if not begun or not file.exists():
+            replace_file(file, content)
+            return
+        with explained(f"{file} cannot be read"):
+            text = file.read_bytes()
+        if text == content:
+            return
+        try:
+            found = difference(json.loads(text), json.loads(content))
+        except ValueError:
+            raise FedflatError(f"{file} is not JSON; was it edited? Put it back, or remove it.") from None
+        if found is not None:
+            self.notice(
+                f"{file} describes other data than this run now goes on with: {_shortened(found)}. The file is left "
+                "as it is; if the data was changed, start anew in another directory."
+            )
+
+    def _command(self) -> str:
+        """How a person goes on with the run."""
+        if self._experiment is None:
+            return "train(..., resume=True)"
+        return GO_ON if self._experiment.get("dataset") == ON_NODES else f"`fedflat resume {self.path}`"
+
     def _check_same(self, before: dict[str, Any]) -> None:
-        now = json.loads(_json({k: v for k, v in self._settings.items() if k not in ("rounds", "how")}))
+        now = json.loads(_json({k: v for k, v in self._settings.items() if k not in MAY_CHANGE}))
         found = difference(before, now)
         if found is not None:
+            hint = next((f": {words}" for key, words in NOTICED.items() if found.startswith(key)), "")
             raise FedflatError(
-                f"{self.path} holds a run with {found}. Choose another directory, or give the same settings."
+                f"{self.path} holds a run with {found}{hint}. Choose another directory, or give the same settings."
             )
 
     # -- going on ----------------------------------------------------------------------------------
@@ -190,7 +242,7 @@ class RunDirectory:
     def _cut_metrics(self, done: int) -> list[dict[str, Any]]:
         """The rows of the rounds before `done`, which alone stay in the file."""
         path = self.path / "metrics.jsonl"
-        rows = [row for row in read_metrics(self.path) if row["index"] < done] if done else []
+        rows = [dict(row) for row in read_metrics(self.path)[:done]] if done else []
         if len(rows) < done:
             raise FedflatError(
                 f"{path} has {len(rows)} rounds, the checkpoint {done}; lines were removed. Put them back, or start "
@@ -214,6 +266,8 @@ class RunDirectory:
             self.log(f"left out: {sentence}")
         for sentence in row.get("clipped", ()):
             self.log(f"upload clipped: {sentence}")
+        for sentence in row.get("dropped", ()):
+            self.log(f"upload kept: {sentence}")
 
     def due(self, done: int) -> bool:
         """Whether it is time for a checkpoint."""
@@ -249,16 +303,24 @@ class RunDirectory:
         try:
             yield
         except FedflatError as problem:
-            raise FedflatError(
-                f"{problem} Earlier checkpoints are intact: make room, then `fedflat resume {self.path}`."
-            ) from problem
+            kept = "Earlier checkpoints are intact" if self._before else "There is no checkpoint yet"
+            raise FedflatError(f"{problem} {kept}: make room, then {self._command()}.") from problem
+
+    def diverge(self, module: nn.Module, sentence: str) -> Path:
+        """Write the last finite model of a run that ends without a trained one; where it is."""
+        path = self.path / LAST_FINITE
+        with self._keeping_checkpoints():
+            self._sync_metrics()
+            replace_file(path, save(_weights(module)))
+            replace_file(self.path / "run.json", _json({**self._about, "diverged": sentence}))
+            self.log(f"diverged: {sentence}")
+        return path
 
     def finish(self, module: nn.Module) -> None:
         """Write the trained model."""
-        weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
         with self._keeping_checkpoints():
             self._sync_metrics()
-            replace_file(self.path / "model.safetensors", save(weights))
+            replace_file(self.path / "model.safetensors", save(_weights(module)))
             replace_file(self.path / "run.json", _json({**self._about, "finished": _now()}))
             self.log("finished")
         if not self.keep_states:
@@ -293,33 +355,32 @@ def read_settings(path: str | Path, to_go_on: bool = False) -> dict[str, Any]:
         raise FedflatError(f"{path} is not a run: there is no {file.name} in it.")
     try:
         with explained(f"{file} cannot be read"):
-            settings: dict[str, Any] = json.loads(file.read_text())
-    except json.JSONDecodeError as problem:
+            settings: dict[str, Any] = read_json(file.read_bytes())
+    except ValueError as problem:
+        if isinstance(problem, FedflatError):
+            raise
         raise FedflatError(f"{file} cannot be read: {problem}.") from None
     if not isinstance(settings, dict):
         raise FedflatError(f"{file} cannot be read: it holds no settings.")
     check_run(Path(path), settings, to_go_on)
+    for key, kind in KINDS.items():
+        if key in settings and (not isinstance(settings[key], kind) or isinstance(settings[key], bool)):
+            raise FedflatError(
+                f"{file}: '{key}' cannot be {_shortened(str(settings[key]), 60)}; was it edited?"
+            )
     return settings
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """One row per round; a last line that a crash cut off is left out."""
-    file = Path(path) / "metrics.jsonl"
-    with explained(f"{file} cannot be read"):
-        lines = file.read_bytes().splitlines()
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # no JSON, or no text
-            if number < len(lines):
-                raise FedflatError(f"{file}, line {number}, is not JSON; was it edited?") from None
-    return rows
-
-
-def _is_begun(metrics: Path) -> bool:
+def is_begun(path: str | Path) -> bool:
     """Whether a round was finished: a run that failed before leaves nothing that could be lost."""
-    return metrics.exists() and metrics.stat().st_size > 0
+    metrics = Path(path) / "metrics.jsonl"
+    with explained(f"{path} cannot be read"):
+        written = metrics.exists() and metrics.stat().st_size > 0
+        return written or any((Path(path) / "checkpoints").glob("round-*.safetensors"))
+
+
+def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.contiguous().clone() for name, value in module.state_dict().items()}
 
 
 def _line(row: dict[str, Any]) -> bytes:
@@ -340,6 +401,10 @@ def difference(was: Any, now: Any, name: str = "") -> str | None:
         inner = (difference(was[key], now[key], f"{name}.{key}") for key in now if key in was)
         return next((found for found in inner if found is not None), None)
     return None if was == now else f"{name.removeprefix('.')} {was}, not {now}"
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[:most]} ..."
 
 
 def _finite(value: Any) -> Any:

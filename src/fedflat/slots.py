@@ -55,9 +55,10 @@ class Slots:
 
     def __init__(self, size: int, path: Path | None) -> None:
         self.size = size
-        self.name = f"an unnamed file in {tempfile.gettempdir()}" if path is None else str(path)
+        self.name = "an unnamed file in the temporary folder" if path is None else str(path)
         with explained(f"{self.name} cannot be opened"):
             if path is None:
+                self.name = f"an unnamed file in {tempfile.gettempdir()}"
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
             else:
                 path.touch()

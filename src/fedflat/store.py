@@ -170,6 +170,18 @@ class ClientStore:
         return vectors
 
 
+class StoreAbove(ClientStore):
+    """A store in memory that begins with what is in another one, and leaves that alone."""
+
+    def __init__(self, below: ClientStore) -> None:
+        super().__init__(device=below.device)
+        self._below = below
+
+    def get(self, client: int) -> dict[str, Tensor]:
+        """What is kept of a client, here or below."""
+        return super().get(client) or self._below.get(client)
+
+
 def _size(vectors: Mapping[str, Tensor]) -> int:
     return sum(vector.nbytes for vector in vectors.values())
 

@@ -13,7 +13,7 @@ def fedavg(run: Run, server_lr: float = 1.0) -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x))
+                x = sgd(x, run.clipped(run.grad(i, x)))
             delta = delta + p[i] * (x - w)
         w = w + server_lr * delta
         path.append(w)
@@ -28,7 +28,7 @@ def fedavgm(run: Run, momentum_server: float, server_lr: float = 1.0) -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x))
+                x = sgd(x, run.clipped(run.grad(i, x)))
             delta = delta + p[i] * (x - w)
         m = momentum_server * m + delta
         w = w + server_lr * m
@@ -44,7 +44,7 @@ def fedprox(run: Run, mu: float) -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x) + mu * (x - w))
+                x = sgd(x, run.clipped(run.grad(i, x)) + mu * (x - w))
             delta = delta + p[i] * (x - w)
         w = w + delta
         path.append(w)
@@ -63,7 +63,7 @@ def scaffold(run: Run, server_lr: float = 1.0) -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x) - ci[i] + c)
+                x = sgd(x, run.clipped(run.grad(i, x)) - ci[i] + c)
             delta = delta + p[i] * (x - w)
             new = ci[i] - c + (w - x) / (run.K * lr)
             change = change + (new - ci[i])
@@ -87,7 +87,7 @@ def feddyn(run: Run, beta: float, prox: str = "square") -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x) - ui[i] + pull(x, w, beta, prox))
+                x = sgd(x, run.clipped(run.grad(i, x)) - ui[i] + pull(x, w, beta, prox))
             delta = delta + p[i] * (x - w)
             total = total + (x - w)
             ui[i] = ui[i] - (x - w) / beta
@@ -105,7 +105,7 @@ def fedcm(run: Run, alpha: float, server_lr: float = 1.0) -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, alpha * run.grad(i, x) + (1 - alpha) * g)
+                x = sgd(x, alpha * run.clipped(run.grad(i, x)) + (1 - alpha) * g)
             delta = delta + p[i] * (x - w)
         g = -delta / (run.K * lr)
         w = w + server_lr * delta
@@ -126,7 +126,7 @@ def fedacg(run: Run, momentum_server: float, mu: float) -> dict:
         for i in active:
             x, sgd = a, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x) + mu * (x - a))
+                x = sgd(x, run.clipped(run.grad(i, x)) + mu * (x - a))
             delta = delta + p[i] * (x - a)
         m = momentum_server * m + delta
         w = w + m
@@ -148,7 +148,7 @@ def fedntd(run: Run, gamma: float, tau: float) -> dict:
             teacher = run.logits(i, w)
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.mlp.ntd_grad(x, X, y, teacher, gamma, tau))
+                x = sgd(x, run.clipped(run.mlp.ntd_grad(x, X, y, teacher, gamma, tau)))
             delta = delta + p[i] * (x - w)
         w = w + delta
         path.append(w)

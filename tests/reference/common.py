@@ -27,6 +27,12 @@ def n(v: Array) -> Array:
     return v / norm if norm > 1e-12 else np.zeros_like(v)
 
 
+def clip(v: Array, norm: float | None) -> Array:
+    """``v min(1, norm / |v|)``; without a norm ``v``."""
+    length = np.linalg.norm(v)
+    return v if norm is None or length <= norm else v * (norm / length)
+
+
 def pull(x: Array, w: Array, beta: float, prox: str) -> Array:
     """Gradient of the dynamic regulariser's penalty.
 
@@ -41,15 +47,16 @@ def pull(x: Array, w: Array, beta: float, prox: str) -> Array:
 
 
 class SGD:
-    """``d += wd x;  buf = momentum buf + d  (buf = d at first);  x -= eta buf``."""
+    """``d = clip(d);  d += wd x;  buf = momentum buf + d  (buf = d at first);  x -= eta buf``."""
 
-    def __init__(self, lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(self, lr: float, momentum: float, weight_decay: float, clip_norm: float | None) -> None:
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.clip_norm = clip_norm
         self.buf: Array | None = None
 
     def __call__(self, x: Array, d: Array) -> Array:
         """The iterate after ``x`` with direction ``d`` (uphill)."""
-        d = d + self.weight_decay * x
+        d = clip(d, self.clip_norm) + self.weight_decay * x
         self.buf = d if self.buf is None else self.momentum * self.buf + d
         return x - self.lr * self.buf
 
@@ -68,6 +75,8 @@ class Run:
     momentum: float
     weight_decay: float
     weighting: str
+    clip_norm: float | None = None
+    clip_stage: str = "direction"
 
     @property
     def M(self) -> int:
@@ -92,7 +101,20 @@ class Run:
 
     def sgd(self, lr: float) -> SGD:
         """A fresh local optimiser (its momentum does not survive the round)."""
-        return SGD(lr, self.momentum, self.weight_decay)
+        return SGD(
+            lr,
+            self.momentum,
+            self.weight_decay,
+            self.clip_norm if self.clip_stage == "direction" else None,
+        )
+
+    def clipped(self, gradient: Array) -> Array:
+        """The gradient that a step is made of: clipped here at the stage "gradient", before any correction.
+
+        At the stage "direction" the corrected direction is clipped instead, by the optimiser. A first gradient, which
+        only says where to climb or is mixed in, is never clipped.
+        """
+        return clip(gradient, self.clip_norm) if self.clip_stage == "gradient" else gradient
 
     def grad(self, i: int, x: Array) -> Array:
         """Full-batch cross-entropy gradient of client i at ``x``."""

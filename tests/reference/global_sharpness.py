@@ -45,7 +45,7 @@ def fedgf(
                 point = x + rho * n(run.grad(i, x))
                 if w_tilde is not None:
                     point = coefficient * w_tilde + (1 - coefficient) * point
-                x = sgd(x, run.grad(i, point))
+                x = sgd(x, run.clipped(run.grad(i, point)))
             delta = delta + p[i] * (x - w)
             norms.append(np.linalg.norm(x - w))
         indicators = [*indicators, float(np.mean(norms) > threshold)][-window:]
@@ -85,7 +85,7 @@ def fedgmt(
             teacher = run.logits(i, e)
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.mlp.kd_grad(x, X, y, teacher, gamma, tau) - ui[i])
+                x = sgd(x, run.clipped(run.mlp.kd_grad(x, X, y, teacher, gamma, tau)) - ui[i])
             delta = delta + p[i] * (x - w)
             total = total + (x - w)
             if beta is not None:
@@ -128,7 +128,7 @@ def fedgmt_v2(
             e[i], teacher = new, run.logits(i, new)
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.mlp.kd_grad(x, X, y, teacher, gamma, tau) - ui[i])
+                x = sgd(x, run.clipped(run.mlp.kd_grad(x, X, y, teacher, gamma, tau)) - ui[i])
             delta = delta + p[i] * (x - w)
             total = total + (x - w)
             if beta is not None:
@@ -162,10 +162,10 @@ def fedwmsam(
     Server: ``c_k+ = c_k - c + G_k``, ``c <- c + (1/M) sum_{N_t} (c_k+ - c_k)`` (Eq. 5), ``g <- G``,
     ``w <- w + eta_g Delta``, ``alpha <- (1 - decay) alpha + decay clip(alpha_hat, 0.1, 0.9)``
     (Eq. 4). ``alpha_hat`` (Eq. 3), with ``g`` the momentum broadcast this round: "code"
-    ``mean_{N_t} (1 + cos(Delta_k, g))``, "paper" ``mean_{N_t} cos(g, g_k)``; terms with a zero
-    vector count 0.
+    ``mean_{N_t} (1 + cos(Delta_k, g))``, "paper" ``mean_{N_t} cos(g, g_k)``,
+    "gradient" ``mean_{N_t} cos(G_k, g)``; terms with a zero vector count 0.
     """
-    if alpha_rule not in ("code", "paper"):
+    if alpha_rule not in ("code", "paper", "gradient"):
         raise ValueError(f"unknown alpha_rule {alpha_rule!r}")
     w, g, path = run.w0, run.zeros(), []
     c, ck = run.zeros(), [run.zeros() for _ in run.clients]
@@ -176,12 +176,15 @@ def fedwmsam(
             x, sgd = w, run.sgd(lr)
             for b in range(run.K):
                 ahead = (w + b * gk) - x
-                q = run.grad(k, x + rho * n(ahead) if sam else x)
+                q = run.clipped(run.grad(k, x + rho * n(ahead) if sam else x))
                 x = sgd(x, alpha * q + (1 - alpha) * gk)
             delta = delta + p[k] * (x - w)
             if alpha_rule == "code":
                 cos = cosine(x - w, g)
                 terms.append(0.0 if cos is None else 1.0 + cos)
+            elif alpha_rule == "gradient":
+                cos = cosine(w - x, g)
+                terms.append(0.0 if cos is None else cos)
             else:
                 cos = cosine(g, gk)
                 terms.append(0.0 if cos is None else cos)

@@ -55,13 +55,16 @@ def simulate(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     weighting: str = "samples",
+    clip_norm: float | None = None,
+    clip_stage: str = "direction",
     **hyper: object,
 ) -> dict:
     """Run ``method`` on a tanh perceptron of ``shape = (d, h, C)``, everything in float64.
 
     ``clients`` are (X, y) pairs, ``schedule`` lists the active clients (at least one, none twice)
     of every round; each takes ``steps`` full-batch SGD steps with rate ``lr * lr_decay**t`` and
-    averages weigh clients by "samples" or "uniform". ``hyper`` goes to the method.
+    averages weigh clients by "samples" or "uniform"; directions or gradients, the ``clip_stage``, are no
+    longer than ``clip_norm``. ``hyper`` goes to the method.
 
     Returns ``{"w": [model after each round], "server": {name: final value},
     "clients": {i: {name: final value}}}``; stateful methods list all clients, those never active
@@ -82,5 +85,7 @@ def simulate(
         momentum=momentum,
         weight_decay=weight_decay,
         weighting=weighting,
+        clip_norm=clip_norm,
+        clip_stage=clip_stage,
     )
     return METHODS[method](run, **hyper)

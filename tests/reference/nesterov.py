@@ -13,8 +13,6 @@ def fednsam(
     Without ``nesterov`` ``d = grad(x - rho n(m))``. Server: ``m <- lambda m + Delta;  w <- w + m``;
     without ``heavy_ball`` ``w <- w + Delta`` and ``m`` is only a direction.
     """
-    if nesterov and not heavy_ball:
-        raise ValueError("heavy_ball=False needs nesterov=False")
     w, m, path = run.w0, run.zeros(), []
     for active, p, lr in run.rounds():
         delta = run.zeros()
@@ -24,7 +22,7 @@ def fednsam(
                 point = x - rho * n(m)
                 if nesterov:
                     point = point + momentum_server * m
-                x = sgd(x, run.grad(i, point))
+                x = sgd(x, run.clipped(run.grad(i, point)))
             delta = delta + p[i] * (x - w)
         m = momentum_server * m + delta
         w = w + (m if heavy_ball else delta)
@@ -46,7 +44,7 @@ def fednsam_s(run: Run, rho: float, momentum_server: float) -> dict:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
                 point = x + momentum_server * m - rho * n(m)
-                x = sgd(x, run.grad(i, point) - ci[i] + c)
+                x = sgd(x, run.clipped(run.grad(i, point)) - ci[i] + c)
             delta = delta + p[i] * (x - w)
             new = ci[i] - c + (w - x) / (run.K * lr)
             change = change + (new - ci[i])
@@ -72,7 +70,7 @@ def fednsam_d(run: Run, rho: float, momentum_server: float, beta: float) -> dict
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
                 point = x + momentum_server * m - rho * n(m)
-                x = sgd(x, run.grad(i, point) - ui[i] + (x - w) / beta)
+                x = sgd(x, run.clipped(run.grad(i, point)) - ui[i] + (x - w) / beta)
             delta = delta + p[i] * (x - w)
             total = total + (x - w)
             ui[i] = ui[i] - (x - w) / beta
@@ -91,7 +89,7 @@ def fedavg_nesterov(run: Run, momentum_server: float) -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x + momentum_server * m))
+                x = sgd(x, run.clipped(run.grad(i, x + momentum_server * m)))
             delta = delta + p[i] * (x - w)
         m = momentum_server * m + delta
         w = w + m
@@ -111,7 +109,7 @@ def fedsam_nesterov(run: Run, rho: float, momentum_server: float) -> dict:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
                 y = x + momentum_server * m
-                x = sgd(x, run.grad(i, y + rho * n(run.grad(i, y))))
+                x = sgd(x, run.clipped(run.grad(i, y + rho * n(run.grad(i, y)))))
             delta = delta + p[i] * (x - w)
         m = momentum_server * m + delta
         w = w + m

@@ -16,7 +16,7 @@ def fedsam(run: Run, rho: float) -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x + rho * n(run.grad(i, x))))
+                x = sgd(x, run.clipped(run.grad(i, x + rho * n(run.grad(i, x)))))
             delta = delta + p[i] * (x - w)
         w = w + delta
         path.append(w)
@@ -36,7 +36,7 @@ def fedasam(run: Run, rho: float, eta: float) -> dict:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
                 T = np.where(is_weight, np.abs(x) + eta, 1.0)
-                x = sgd(x, run.grad(i, x + rho * T * n(T * run.grad(i, x))))
+                x = sgd(x, run.clipped(run.grad(i, x + rho * T * n(T * run.grad(i, x)))))
             delta = delta + p[i] * (x - w)
         w = w + delta
         path.append(w)
@@ -54,7 +54,7 @@ def mofedsam(run: Run, rho: float, alpha: float, server_lr: float = 1.0) -> dict
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                sam = run.grad(i, x + rho * n(run.grad(i, x)))
+                sam = run.clipped(run.grad(i, x + rho * n(run.grad(i, x))))
                 x = sgd(x, alpha * sam + (1 - alpha) * g)
             delta = delta + p[i] * (x - w)
         g = -delta / (run.K * lr)
@@ -75,7 +75,7 @@ def fedgamma(run: Run, rho: float, server_lr: float = 1.0) -> dict:
         for i in active:
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                sam = run.grad(i, x + rho * n(run.grad(i, x)))
+                sam = run.clipped(run.grad(i, x + rho * n(run.grad(i, x))))
                 x = sgd(x, sam - ci[i] + c)
             delta = delta + p[i] * (x - w)
             new = ci[i] - c + (w - x) / (run.K * lr)
@@ -114,7 +114,7 @@ def fedspeed(
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
                 g1 = run.grad(i, x)
-                g2 = run.grad(i, x + rho * (n(g1) if normalize else g1))
+                g2 = run.clipped(run.grad(i, x + rho * (n(g1) if normalize else g1)))
                 x = sgd(x, (1 - mix) * g1 + mix * g2 - ui[i] + pull(x, w, beta, prox))
             ui[i] = ui[i] - (x - w) / beta
             delta = delta + p[i] * (x - w)
@@ -148,7 +148,7 @@ def fedsmoo(run: Run, rho: float, beta: float | None, prox: str = "square") -> d
             for _ in range(run.K):
                 s_hat = rho * n(run.grad(i, x) - mu[i] - s)
                 mu[i] = mu[i] + s_hat - s
-                d = run.grad(i, x + s_hat)
+                d = run.clipped(run.grad(i, x + s_hat))
                 if beta is not None:
                     d = d - ui[i] + pull(x, w, beta, prox)
                 x = sgd(x, d)
@@ -190,7 +190,7 @@ def fedlesam(run: Run, rho: float, direction: str = "history") -> dict:
                 old[i] = w
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x + shift))
+                x = sgd(x, run.clipped(run.grad(i, x + shift)))
             delta = delta + p[i] * (x - w)
         previous = w
         w = w + delta
@@ -215,7 +215,7 @@ def fedlesam_s(run: Run, rho: float) -> dict:
             old[i] = w
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x + shift) - ci[i] + c)
+                x = sgd(x, run.clipped(run.grad(i, x + shift)) - ci[i] + c)
             delta = delta + p[i] * (x - w)
             new = ci[i] - c + (w - x) / (run.K * lr)
             change = change + (new - ci[i])
@@ -242,7 +242,7 @@ def fedlesam_d(run: Run, rho: float, beta: float, prox: str = "square") -> dict:
             old[i] = w
             x, sgd = w, run.sgd(lr)
             for _ in range(run.K):
-                x = sgd(x, run.grad(i, x + shift) - ui[i] + pull(x, w, beta, prox))
+                x = sgd(x, run.clipped(run.grad(i, x + shift)) - ui[i] + pull(x, w, beta, prox))
             delta = delta + p[i] * (x - w)
             total = total + (x - w)
             ui[i] = ui[i] - (x - w) / beta

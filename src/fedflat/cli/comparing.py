@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .app import LOOK, app, console
+from .outcome import show_notes
 
 
 @app.command(rich_help_panel=LOOK)
@@ -25,9 +26,11 @@ def compare(
     ] = None,
 ) -> None:
     """Compare runs: accuracy over the last rounds and over seeds, worst clients, and what a target costs."""
+    from ..experiments.caveats import all_caveats
     from ..experiments.compare import compare as compare_runs, find_runs, table, write_table
 
-    groups = compare_runs(find_runs(runs), last, target)
+    found = find_runs(runs)
+    groups = compare_runs(found, last, target)
     head, rows = table(groups, last, target)
     shown = Table(box=SIMPLE_HEAD, padding=(0, 1))
     for number, title in enumerate(head):
@@ -37,10 +40,18 @@ def compare(
     console.print(shown)
     console.print(
         "Accuracies in per cent, ± over seeds. Within: deviation over the last tests. Worst decile: the tenth of\n"
-        "the clients that fare worst, each tested in its own mix of classes.",
+        "the clients that fare worst, each tested in its own mix of classes, or on its own data.",
         style="dim",
         highlight=False,
     )
+    if any(group.by_clients for group in groups):
+        console.print(
+            "Reported by clients: the server has no test set, and each client tests the model that it receives on\n"
+            "its own test set, or else on what it trains on. Nobody has tested the model of the last round.",
+            style="dim",
+            highlight=False,
+        )
+    show_notes([note for group in groups for note in group.notes] + all_caveats(found))
     for path in out or []:
         write_table(path, head, rows)
         console.print(f"Written to {path}", highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,7 +92,10 @@ def traces(
     out: Out,
     name: Annotated[
         list[str] | None,
-        typer.Option(help="c, alpha, 'drift cosine', ...; may be repeated. (default: all that methods keep)"),
+        typer.Option(
+            help="c, alpha, cosine, one-minus-cosine, 'drift cosine', ...; may be repeated. "
+            "(default: all that methods keep)"
+        ),
     ] = None,
     smooth: Smooth = 1,
     width: Width = "one",
@@ -106,7 +110,14 @@ def traces(
 def target(
     runs: Runs,
     out: Out,
-    target: Annotated[float, typer.Option(help="The accuracy to reach, such as 0.8.", min=0, max=1)],
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="The accuracy to reach, such as 0.8. (default: the whole per cent that all runs reach)",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     computation: Annotated[str, typer.Option(help="What is across: seconds, passes, rounds.")] = "seconds",
     communication: Annotated[str, typer.Option(help="What is up: bytes, rounds.")] = "bytes",
     width: Width = "one",
@@ -126,12 +137,16 @@ def sensitivity(
     measure: Annotated[
         list[str] | None, typer.Option(help="A panel with this recorded measure as well; may be repeated.")
     ] = None,
+    along_with: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting that changes along with it and starts no line; may be repeated."),
+    ] = None,
     width: Width = "one",
 ) -> None:
     """Final accuracy against a setting that a sweep varies."""
     from ..figures import sensitivity as draw
 
-    _write(draw(runs, by, last, measure or [], width), out)
+    _write(draw(runs, by, last, measure or [], width, along_with or []), out)
 
 
 @figure.command()
@@ -145,7 +160,7 @@ def partition(
 ) -> None:
     """Which client has how many samples of which class."""
     from ..experiments.building import make_federation
-    from ..experiments.compare import find_runs
+    from ..experiments.compare import find_runs, leave_out
     from ..experiments.model_of import same_data
     from ..experiments.reading import load_experiment
     from ..experiments.running import experiment_of
@@ -153,7 +168,13 @@ def partition(
 
     found = [load_experiment(path) for path in runs if path.is_file()]
     folders = [path for path in runs if not path.is_file()]
-    found += [experiment_of(run) for run in find_runs(folders)] if folders else []
+    for run in find_runs(folders) if folders else []:
+        try:
+            found.append(experiment_of(run))
+        except FedflatError as problem:
+            leave_out(problem)
+    if not found:
+        raise FedflatError("There is no experiment whose data could be dealt out.")
     different = [
         one for number, one in enumerate(found) if not any(same_data(one, o) for o in found[:number])
     ]
@@ -164,7 +185,9 @@ def partition(
         federation = make_federation(one.model_copy(update=place), seed)
         title = f"{federation.name}, {_split(one.filled().partition)}, {len(federation)} clients, seed {seed}"
         federations[title] = federation
-    _write(partitions(federations, width), out)
+    _write(
+        partitions(federations, width), out, [note for one in federations.values() for note in one.caveats]
+    )
 
 
 @figure.command()
@@ -230,6 +253,7 @@ def embedding(
     width: Width = "two",
 ) -> None:
     """t-SNE of the models' penultimate features, coloured by class, side by side (extra `embedding`)."""
+    from ..experiments.caveats import all_caveats
     from ..experiments.compare import find_runs
     from ..figures import embeddings
     from ..figures.trials import by_place
@@ -249,7 +273,43 @@ def embedding(
     shown = {"train": federations[0].union(), "test": federations[0].test}.get(part)
     if shown is None:
         raise FedflatError(f"--part {part} is not possible: write train, or test where there is a test set.")
-    _write(embeddings(embed_models(models, shown, samples, perplexity, seed, together), width=width), out)
+    drawn = embeddings(embed_models(models, shown, samples, perplexity, seed, together), width=width)
+    _write(drawn, out, all_caveats(names))
+
+
+@figure.command()
+def trajectory(
+    run: Annotated[Path, typer.Argument(help="A run directory, with its states: `--keep-states` in sweeps.")],
+    out: Out,
+    method: Annotated[
+        list[str], typer.Option("--method", "-m", help="Two methods or more; repeat the option.")
+    ],
+    client: Annotated[int, typer.Option(help="Whose path, counted from 0.", min=0)] = 0,
+    points: Annotated[int, typer.Option(help="Of the loss, per direction.", min=2)] = 25,
+    samples: Annotated[
+        int, typer.Option(help="The loss on at most so many samples, evenly spaced; 0 is all.", min=0)
+    ] = 2000,
+    data: DataDirectory = None,
+    width: Width = "two",
+) -> None:
+    """Where a client goes in the round after a run's last, by method, on a plane of local and global loss."""
+    from ..experiments.trajectory_of import paths_of
+    from ..figures import trajectories
+    from ..figures.trials import written
+    from ..flatness.landscape import plane
+
+    if len(method) < 2:
+        raise FedflatError(
+            "A plane goes through the start and two ends: give two methods, -m fedavg -m fedsam."
+        )
+    trained, found = paths_of(run, client, method, None if data is None else str(data))
+    paths = {written(name): path for name, path in found.items()}
+    first, *_, last = paths.values()
+    shown = {"local": trained.federation.client(client), "global": trained.federation.union()}
+    if samples:
+        shown = {name: shard.thinned(samples) for name, shard in shown.items()}
+    seen = plane(trained.model, [first[0], first[-1], last[-1]], shown, paths, points)
+    _write(trajectories(seen, start=f"after round {trained.round}", width=width), out)
 
 
 def _split(partition: object) -> str:
@@ -258,7 +318,9 @@ def _split(partition: object) -> str:
     return str(make_partition(partition))  # type: ignore[arg-type]
 
 
-def _write(drawn: Figure, out: Path) -> None:
+def _write(drawn: Figure, out: Path, notes: Sequence[str] = ()) -> None:
     from ..figures import save
+    from ..figures.footnote import footnote
 
+    footnote(drawn, dict.fromkeys(notes))
     console.print(f"Drawn to {save(drawn, out)}", markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,9 @@ from ..errors import MissingExtra, require
 from .app import FEDERATIONS, app, console
 
 federate = typer.Typer(
-    help="Set up a real federation over Flower, whose data stays on its nodes.", no_args_is_help=True
+    help="Set up a real federation over Flower, whose data stays on its nodes. The experiment file says what nodes "
+    "are asked for; a node's config says what it insists on (require-noise=1.0 require-clip=1.0).",
+    no_args_is_help=True,
 )
 app.add_typer(federate, name="federate", rich_help_panel=FEDERATIONS)
 
@@ -27,6 +29,13 @@ def init(
         console.print(f"  {path}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"Your data goes into {project / 'federated' / 'data.py'}; {project / 'README.md'} says how to start.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        "`fedflat privacy` says what leaves a node; a node refuses less noise than its own --node-config asks for, "
+        "such as require-noise=1.0.",
         markup=False,
         highlight=False,
         soft_wrap=True,

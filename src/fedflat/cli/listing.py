@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from ..experiments.experiment import NATURAL
 from .app import THERE_IS, app, console
@@ -37,7 +38,8 @@ def split(
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     plot: Annotated[bool, typer.Option("--plot", help="Draw clients and classes.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The picture's file. (default: DATASET-PARTITION.png)")
+        Path | None,
+        typer.Option(help="The picture's file, or a directory for it. (default: DATASET-PARTITION.png)"),
     ] = None,
     data: DataDirectory = None,
     download: Download = False,
@@ -66,7 +68,10 @@ def split(
     if plot or out is not None:
         name = f"{loaded.name}-{partition}".replace("/", "-").replace(":", "-")
         title = f"{loaded.name}, {partition}, {len(indices)} clients"
-        path = draw(labels, indices, loaded.classes, out or Path(f"{name}.png"), title)
+        place = out or Path()
+        if place.is_dir() or not place.suffix:  # matplotlib would add an ending that nobody is told of
+            place = place / f"{name}.png"
+        path = draw(labels, indices, loaded.classes, place, title)
         console.print(f"Drawn to {path}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -76,11 +81,11 @@ def list_datasets(data: DataDirectory = None) -> None:
     from ..data.catalogue import SOURCES
     from ..data.loading import locate
 
-    console.print("[bold]digits[/]  [green]ships with fedflat[/]", highlight=False)
+    console.print("[bold]digits[/]  [green]ships with fedflat[/]", markup=True, highlight=False)
     for name, source in SOURCES.items():
         place = locate(source, data)
-        found = f"[green]in {place}[/]" if place else "[yellow]not found[/]"
-        console.print(f"[bold]{name}[/]  {found}", highlight=False, soft_wrap=True)
+        found = (f"in {place}", "green") if place else ("not found", "yellow")
+        console.print(Text.assemble((name, "bold"), "  ", found), highlight=False, soft_wrap=True)
         console.print(f"    {source.forms}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -90,7 +95,7 @@ def list_models() -> None:
     from ..models import describe_model, model_names
 
     for name in model_names():
-        console.print(f"[bold]{name}[/]", highlight=False)
+        console.print(Text(name, style="bold"), highlight=False)
         console.print(
             f"    {describe_model(name)}", style="dim", highlight=False, markup=False, soft_wrap=True
         )
@@ -141,7 +146,7 @@ def list_mechanisms() -> None:
     from ..mechanism import registry
 
     for name, kind in sorted(registry.items()):
-        console.print(f"[bold]{name}[/]{_parameters(kind)}", highlight=False)
+        console.print(Text.assemble((name, "bold"), _parameters(kind)), highlight=False)
         console.print(f"    {_first_line(kind)}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -151,13 +156,13 @@ def _describe(name: str) -> None:
 
     method = as_method(name)
     make = METHODS.get(name.replace("-", "_").lower())
-    console.print(f"[bold]{method.name}[/]  {method.paper}", highlight=False)
+    console.print(Text.assemble((method.name, "bold"), f"  {method.paper}"), highlight=False)
     if make is not None:
         console.print(f"{_first_line(make)}", highlight=False, markup=False)
         console.print(f"{make.__name__}{_parameters(make)}", highlight=False, markup=False)
     console.print(f"\n= {method}\n", highlight=False, markup=False)
     for mechanism in method.mechanisms:
-        console.print(f"[bold]{mechanism.name}[/]", highlight=False)
+        console.print(Text(mechanism.name, style="bold"), highlight=False)
         text = inspect.cleandoc(type(mechanism).__doc__ or "")
         console.print(f"{text}\n", highlight=False, markup=False, soft_wrap=True)
     cost = method.cost

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import FedflatError, MissingExtra
 from .app import LOOK, app, console
@@ -55,6 +56,7 @@ def flatness(
     """Measure how flat the models of runs are; the numbers are kept in each run's flatness.json."""
     from ..experiments.compare import find_runs
     from ..experiments.flatness_of import keep_measures, read_flatness, take_measure
+    from ..experiments.state_of import NoState
 
     more = {"trace": trace, "density": density, "low-pass": lpf, "radius": radius}
     names = _measures(measure, [name for name, wanted in more.items() if wanted], everything)
@@ -70,9 +72,19 @@ def flatness(
         for name in names:
             label = name if part == "train" or _federated(name) else f"{name} ({part})"
             taken = known.get(label)
-            if taken is None or not _as_asked(taken["settings"], settings[name], samples, name):
-                with _working(f"{run}: {label}"):
-                    taken = take_measure(trained, name, part, samples, settings[name])
+            if (
+                taken is None
+                or not taken["numbers"]
+                or not _as_asked(taken["settings"], settings[name], samples, name)
+            ):
+                try:
+                    with _working(f"{run}: {label}"):
+                        taken = take_measure(trained, name, part, samples, settings[name])
+                except NoState as problem:
+                    if not everything:
+                        raise
+                    _leave_out(label, problem)
+                    continue
                 keep_measures(run, trained.round, {label: taken})
             rows[str(run)] |= taken["numbers"]
     _show(rows)
@@ -147,9 +159,11 @@ def _require(names: list[str], optional: bool) -> None:
             if not optional:
                 raise
             names.remove(name)
-            console.print(
-                f"Without {name}: {missing}", style="yellow", markup=False, highlight=False, soft_wrap=True
-            )
+            _leave_out(name, missing)
+
+
+def _leave_out(name: str, problem: FedflatError) -> None:
+    console.print(f"Without {name}: {problem}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _settings(given: list[str], names: list[str]) -> dict[str, dict[str, Any]]:
@@ -177,7 +191,7 @@ def _federated(name: str) -> bool:
 def _as_asked(was: dict[str, Any], settings: dict[str, Any], samples: int | None, name: str) -> bool:
     """Whether a measure was taken in this way before."""
     wanted = {**settings, **({} if _federated(name) else {"samples": samples})}
-    extra = set(was) - set(wanted) - {"part", "samples", "method", "local"}
+    extra = set(was) - set(wanted) - {"part", "samples"}
     return not extra and all(was.get(key) == value for key, value in wanted.items())
 
 
@@ -207,7 +221,7 @@ def _working(what: str) -> Iterator[None]:
         console.print(what, highlight=False, soft_wrap=True)
         yield
         return
-    with console.status(what):
+    with console.status(Text(what)):
         yield
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
-from .app import console
+from .app import console, headed
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
 
 SHARPNESS_SAMPLES = 2000
 """Training samples, evenly spaced over the clients, on which sharpness is measured."""
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    """What to know before comparing runs with others, a line each."""
+    for sentence in notes:
+        console.print(headed("Note:", "yellow", sentence), highlight=False, soft_wrap=True)
 
 
 def show_outcome(runs: list[Run], federation: Federation) -> None:
@@ -45,7 +53,7 @@ def _table(runs: list[Run], federation: Federation) -> Table:
         mark = "bold green" if len(runs) > 1 and one.accuracy == best else ""
         table.add_row(
             one.method.name,
-            f"[{mark}]{accuracy}[/]" if mark else accuracy,
+            Text(accuracy, style=mark),
             f"{sum(late) / len(late):.1%}" if late else "–",
             f"{sharpness(one.model, everything):.4f}",
             _passes(one),

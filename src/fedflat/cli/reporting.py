@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -74,6 +76,8 @@ def watch(
             highlight=False,
             soft_wrap=True,
         )
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:

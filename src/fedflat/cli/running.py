@@ -115,6 +115,13 @@ def run(
         str | None,
         typer.Option(help="An upload with NaN or a wrong shape: skip it or stop. (default: skip)"),
     ] = None,
+    on_divergence: Annotated[
+        str | None,
+        typer.Option(
+            help="When the model is no longer finite: stop, with exit code 3, or restore the last finite one and go "
+            "on. (default: stop)"
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. (default: 0)")] = None,
     engine: Annotated[
         str | None,
@@ -192,6 +199,7 @@ def run(
         "evaluate": evaluate,
         "eval_every": eval_every,
         "bad_uploads": bad_uploads,
+        "on_divergence": on_divergence,
         "seed": seed,
         "engine": _engine(engine, workers),
         "ray.address": ray_address,
@@ -230,6 +238,7 @@ def resume(
 ) -> None:
     """Go on with a run after Ctrl-C, a crash or a power cut: the result has the same bits as without it."""
     from ..experiments.running import experiment_of, is_done
+    from ..on_nodes import GO_ON, ON_NODES
 
     experiment = experiment_of(directory, to_run=True)
     if rounds is not None:
@@ -237,7 +246,14 @@ def resume(
     if is_done(directory, experiment.rounds):
         console.print(f"{directory} is done: nothing is left of its {experiment.rounds} rounds.")
         return
-    train_all([experiment], directory, resuming=True)
+    if experiment.dataset == ON_NODES:
+        longer = "" if rounds is None else f"write rounds: {rounds} into the experiment.yaml of its app, "
+        raise FedflatError(
+            f"{directory} is a run of a real federation, whose data is on the clients' own nodes. To go on with it, "
+            f"{longer}start the server and the nodes where they have stopped, then {GO_ON}."
+        )
+    notes = [] if rounds is None else [f"Its rounds were changed to {rounds} by `fedflat resume`."]
+    train_all([experiment], directory, resuming=True, notes=notes)
     console.print(f"\nWritten to {directory}", highlight=False, soft_wrap=True)
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .app import TRAIN, app, console
-from .options import KeepStates, Set
+from .app import TRAIN, app, console, headed
+from .options import DataDirectory, Download, KeepStates, Set
+from .outcome import show_notes
 
 if TYPE_CHECKING:
     from ..experiments.sweep import Cell
@@ -31,23 +31,32 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Directory for the runs. (default: runs/ and the file's name)")
     ] = None,
+    data: DataDirectory = None,
+    download: Download = False,
     keep_states: KeepStates = False,
 ) -> None:
     """Run a grid: every method with every value of `--set key=a,b,c` and every seed.
 
     What is done is skipped and what was interrupted is gone on with, so the same command continues a sweep.
     """
+    from ..experiments.building import fetch_missing
+    from ..experiments.caveats import all_caveats
     from ..experiments.changes import parse_changes, split_values
     from ..experiments.parsing import read_file
     from ..experiments.running import stopping_at_round_end
     from ..experiments.sweep import grid, run_cells
 
     content, lines = read_file(file)
+    if data is not None:
+        content = {**content, "data": str(data)}
+    if download:
+        content = {**content, "download": True}
     settings = {key: split_values(text) for key, text in parse_changes(set_ or []).items()}
     methods = split_values(method) if method else []
     place = out or Path("runs") / file.stem
     wanted = _seeds(seeds, settings.pop("seed", content.get("seed", 0)))
     cells = grid(content, place, methods, settings, wanted, str(file), lines)
+    fetch_missing(cell.experiment for cell in cells)
     failed: dict[str, str] = {}
     try:
         with (
@@ -58,8 +67,9 @@ def sweep(
             interrupted = stop()
     except KeyboardInterrupt:
         interrupted = True
+    show_notes(all_caveats(cell.out for cell in cells))
     for name, problem in failed.items():
-        console.print(f"[red]{name}:[/] {escape(problem)}", highlight=False, soft_wrap=True)
+        console.print(headed(f"{name}:", "red", problem), highlight=False, soft_wrap=True)
     if interrupted:
         console.print("Interrupted; the same command goes on.")
         raise typer.Exit(130)
@@ -88,10 +98,10 @@ class GridProgress:
         self._done: dict[str, int] = {}
         self._cells, self._ended, self._total = len(rounds), 0, sum(rounds)
         self._bar = Progress(
-            TextColumn("[bold]{task.fields[runs]}"),
+            TextColumn("{task.fields[runs]}", style="bold", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[last]}"),
+            TextColumn("{task.fields[last]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
             disable=not console.is_terminal,

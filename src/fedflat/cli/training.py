@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from rich.markup import escape
 
-from ..errors import FedflatError
-from .app import console
-from .outcome import show_outcome
+from ..errors import Diverged, FedflatError
+from .app import console, headed, make_console
+from .outcome import show_notes, show_outcome
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
     from ..training import Run
 
 
-def train_all(experiments: list[Experiment], out: Path | None, resuming: bool = False) -> list[Run]:
+def train_all(
+    experiments: list[Experiment], out: Path | None, resuming: bool = False, notes: Sequence[str] = ()
+) -> list[Run]:
     """Train one after the other on the same data, and show the outcome."""
     from ..composition import as_method
     from ..experiments.building import make_federation
@@ -32,6 +33,7 @@ def train_all(experiments: list[Experiment], out: Path | None, resuming: bool = 
     runs: list[Run] = []
     federation: Federation | None = None
     last_seed: Any = None
+    diverged = 0
     directories = [out] if resuming else _directories(out, experiments)
     for experiment, directory in zip(experiments, directories, strict=True):
         filled = experiment.filled()
@@ -57,15 +59,26 @@ def train_all(experiments: list[Experiment], out: Path | None, resuming: bool = 
                     federation,
                     progress.measuring,
                     overlap=True,
+                    notes=notes,
                 )
         except KeyboardInterrupt:
-            _interrupted(directory, "at once", _names(experiments[len(runs) + 1 :]))
+            _interrupted(directory, "at once", _names(experiments[len(runs) + diverged + 1 :]))
+        except Diverged as problem:
+            if len(experiments) == 1:
+                raise
+            diverged += 1  # the others are none the worse for it
+            said = headed(f"{label} diverged:", "red", str(problem))
+            make_console(stderr=True).print(said, highlight=False, soft_wrap=True)
+            continue
         if len(run.history) < rounds:
             when = f"after round {len(run.history)} of {rounds}"
-            _interrupted(directory, when, _names(experiments[len(runs) + 1 :]))
+            _interrupted(directory, when, _names(experiments[len(runs) + diverged + 1 :]))
         runs.append(run)
     assert federation is not None
-    show_outcome(runs, federation)
+    if runs:
+        show_outcome(runs, federation)
+    if diverged:
+        raise typer.Exit(3)
     return runs
 
 
@@ -87,6 +100,7 @@ def _announce(filled: Experiment, federation: Federation) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    show_notes(federation.caveats)
 
 
 @contextmanager
@@ -98,7 +112,7 @@ def _notices() -> Iterator[None]:
             yield
         finally:
             for sentence in dict.fromkeys(str(w.message) for w in caught if w.category is UserWarning):
-                console.print(f"[yellow]Note:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+                console.print(headed("Note:", "yellow", sentence), highlight=False, soft_wrap=True)
 
 
 def _names(experiments: list[Experiment]) -> list[str]:

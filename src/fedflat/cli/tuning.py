@@ -22,18 +22,23 @@ def tune(
     ],
     trials: Annotated[int, typer.Option(help="Trials in all; a study that has fewer goes on.", min=1)] = 20,
     set_: Set = None,
-    last: Annotated[int, typer.Option(help="What counts is the mean of so many last tests.", min=1)] = 10,
+    last: Annotated[
+        int, typer.Option(help="What counts is test accuracy, the mean of this many last tests.", min=1)
+    ] = 10,
     seed: Annotated[int, typer.Option(help="Of the search and of every run.", min=0)] = 0,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory for the study. (default: runs/ and the file's name and -tune)"),
     ] = None,
 ) -> None:
-    """Search for good settings with Optuna (extra `tune`); the same command goes on with an interrupted study."""
+    """Search for good settings with Optuna (extra `tune`); the same command goes on with an interrupted study.
+
+    Settings are chosen by accuracy on the test set: the best accuracy is optimistic, no estimate for new data.
+    """
     from ..experiments.changes import changed, parse_changes
     from ..experiments.parsing import parse_value, read_file
     from ..experiments.running import stopping_at_round_end
-    from ..experiments.tune import parse_range, tune as search
+    from ..experiments.tune import CHOSEN_ON_TEST, parse_range, tune as search
 
     content, _ = read_file(file)
     content = changed(content, {key: parse_value(text) for key, text in parse_changes(set_ or []).items()})
@@ -50,8 +55,10 @@ def tune(
 
     with stopping_at_round_end(announce) as stop:
         best, accuracy = search(content, ranges, trials, place, last, seed, str(file), tell, stop)
-    console.print(f"\nBest: {accuracy:.2%} with", highlight=False)
+    console.print(f"\nBest: {accuracy:.2%} on the test set, with", highlight=False)
     console.print("  " + " ".join(f"--set {key}={_short(one)}" for key, one in best.items()), soft_wrap=True)
+    console.print(CHOSEN_ON_TEST, style="dim", highlight=False, soft_wrap=True)
+    console.print(f"Kept in {place / 'best.json'}", style="dim", highlight=False, soft_wrap=True)
 
 
 def _short(value: Any) -> str:

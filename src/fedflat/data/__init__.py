@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from ..errors import FedflatError, nearest
 from ..usual import usual
 from .augmentation import Images, Pipeline, find_augmentation
 from .dataset import Dataset
 from .federation import Federation
 from .partitions import ByDomain, ByUser, Partition, parse_partition
+from .preprocessing import describe_preprocessing
 
 
 def dataset_names() -> list[str]:
@@ -73,16 +72,20 @@ def federate(
         raise FedflatError(f"clients={clients!r}: give a whole number.")
     if clients is not None and clients < 1:
         raise FedflatError(f"A federation needs at least one client, not {clients}.")
+    dealt = partition.split(dataset.labels, clients, seed, dataset.groups)
     federation = Federation.from_indices(
         dataset.train,
-        split_dataset(dataset, partition, clients, seed),
+        dealt if dataset.rows is None else [dataset.rows[positions] for positions in dealt],
         dataset.test,
         dataset.classes,
         dataset.name,
         _augmented(dataset, augment),
         dataset.vocabulary,
     )
-    federation.note = dataset.note
+    federation.note, federation.caveats = dataset.note, dataset.caveats
+    federation.preprocessing = describe_preprocessing(dataset, dealt)
+    if dataset.test_groups is not None:
+        federation.set_test_groups(dataset.test_groups, dataset.group_names)
     return federation
 
 
@@ -92,12 +95,6 @@ def _refuse_paths(path: Path) -> None:
         raise FedflatError(f"Read {path} first: federate(read_table('{path}', target=...), ...).")
     if path.is_dir() and path.name.replace("_", "-").lower() not in dataset_names():
         raise FedflatError(f"Read {path} first: federate(read_images('{path}'), ...).")
-
-
-def split_dataset(dataset: Dataset, partition: Partition, clients: int | None, seed: int) -> list[np.ndarray]:
-    """The training rows of every client."""
-    indices = partition.split(dataset.labels, clients, seed, dataset.groups)
-    return indices if dataset.rows is None else [dataset.rows[index] for index in indices]
 
 
 def _augmented(dataset: Dataset, augment: str | None) -> Pipeline:

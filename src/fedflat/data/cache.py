@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..errors import FedflatError
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when what is stored changes, so that old files are made anew."""
 
 Stored = tuple[dict[str, Tensor], dict[str, str]]

@@ -14,9 +14,11 @@ from ..errors import FedflatError
 from ..randomness import generator
 from .augmentation import Images, Plain
 from .cache import Stored
+from .caveats import copy_caveats
 from .dataset import Dataset
-from .digits import load_digits
+from .digits import DEVIATION, MEAN, load_digits
 from .loading import Found, Source, store
+from .preprocessing import of_images
 from .readers import Split
 from .readers.cifar import BATCHES, read_cifar
 from .readers.idx import find_idx, read_idx
@@ -77,15 +79,13 @@ def _first(*finders: Finder) -> Finder:
     return lambda folder: next((found for find in finders if (found := find(folder)) is not None), None)
 
 
-def _images(
-    name: str, mean: tuple[float, ...], std: tuple[float, ...], expected: int
-) -> Callable[..., Dataset]:
+def _images(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[..., Dataset]:
     """Build an image dataset from stored arrays."""
 
     def build(stored: Stored) -> Dataset:
         arrays, texts = stored
         classes = int(arrays["train_labels"].max()) + 1
-        groups = arrays.get("train_groups")
+        groups, test_groups = arrays.get("train_groups"), arrays.get("test_groups")
         return Dataset(
             name,
             (arrays["train_inputs"], arrays["train_labels"]),
@@ -96,7 +96,10 @@ def _images(
             tuple(json.loads(texts["class_names"])),
             None if groups is None else groups.numpy(),
             tuple(json.loads(texts["group_names"])),
-            note="" if classes == expected else f"this copy has {classes} of {expected} classes",
+            None if test_groups is None else test_groups.numpy(),
+            caveats=copy_caveats(
+                name, len(arrays["train_labels"]), len(arrays["test_labels"]), classes, texts["lossy"]
+            ),
         )
 
     return build
@@ -162,7 +165,11 @@ def _hold_out(everything: Split, fraction: float = 0.1) -> tuple[Split, Split]:
 
     def part(chosen: np.ndarray) -> Split:
         return Split(
-            inputs[chosen], everything.labels[chosen], owners[chosen].tolist(), everything.class_names
+            inputs[chosen],
+            everything.labels[chosen],
+            owners[chosen].tolist(),
+            everything.class_names,
+            everything.lossy,
         )
 
     return part(~held), part(held)
@@ -228,16 +235,16 @@ def _news(folder: Path) -> Found | None:
 
 def _build_news(stored: Stored) -> Dataset:
     arrays, texts = stored
-    samples = len(arrays["train_labels"])
+    classes = int(arrays["train_labels"].max()) + 1
     return Dataset(
         "ag-news",
         (arrays["train_inputs"], arrays["train_labels"]),
         (arrays["test_inputs"], arrays["test_labels"]),
-        classes=int(arrays["train_labels"].max()) + 1,
+        classes=classes,
         pipeline=Plain(tokens=True),
         class_names=("World", "Sports", "Business", "Sci/Tech"),
         vocabulary=int(texts["vocabulary"]),
-        note="" if samples == 120_000 else f"this copy has {samples:,} of 120,000 training texts",
+        caveats=copy_caveats("ag-news", len(arrays["train_labels"]), len(arrays["test_labels"]), classes),
     )
 
 
@@ -272,7 +279,7 @@ def _build_speeches(stored: Stored) -> Dataset:
     """Every position is a sample: the 80 characters before it and the one there, windows that share one text."""
     arrays, texts = stored
     train, rows, owners = _windows(arrays["train_text"], arrays["train_lengths"], stride=1)
-    test, held, _ = _windows(arrays["test_text"], arrays["test_lengths"], stride=2 * WINDOW)
+    test, held, speakers = _windows(arrays["test_text"], arrays["test_lengths"], stride=2 * WINDOW)
     chosen = torch.from_numpy(held)
     return Dataset(
         "shakespeare",
@@ -282,8 +289,10 @@ def _build_speeches(stored: Stored) -> Dataset:
         pipeline=Plain(tokens=True),
         groups=owners,
         group_names=tuple(json.loads(texts["roles"])),
+        test_groups=speakers,
         rows=rows,
         vocabulary=len(CHARACTERS) + 1,
+        preparation={"kind": "text", "shape": [WINDOW], "characters": CHARACTERS},
     )
 
 
@@ -312,7 +321,7 @@ SOURCES = {
             f"{_PARQUET}, the folder cifar-10-batches-py or cifar-10-python.tar.gz",
             "uoft-cs/cifar10",
             _first(_parquet_images(["label"], None, 3), _cifar_batches("cifar10", "cifar-10-python.tar.gz")),
-            _images("cifar10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 10),
+            _images("cifar10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
             "Its author distributes it at the University of Toronto.",
         ),
         Source(
@@ -324,7 +333,7 @@ SOURCES = {
                 _parquet_images(["fine_label"], None, 3),
                 _cifar_batches("cifar100", "cifar-100-python.tar.gz"),
             ),
-            _images("cifar100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), 100),
+            _images("cifar100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
             "Its author distributes it at the University of Toronto.",
         ),
         Source(
@@ -333,7 +342,7 @@ SOURCES = {
             f"{_PARQUET} or the four IDX files, plain or gzipped",
             "zalando-datasets/fashion_mnist",
             _first(_parquet_images(["label"], None, 1), _idx),
-            _images("fashion-mnist", (0.2860,), (0.3530,), 10),
+            _images("fashion-mnist", (0.2860,), (0.3530,)),
             "Zalando Research distributes it; Debian has it as the package dataset-fashion-mnist.",
         ),
         Source(
@@ -342,7 +351,7 @@ SOURCES = {
             f"{_PARQUET} or the folders train and test with a folder per class",
             "flwrlabs/cinic10",
             _first(_parquet_images(["label"], (32, 32), 3), _class_folders("train", ["test"], (32, 32))),
-            _images("cinic10", (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587), 10),
+            _images("cinic10", (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
             "The University of Edinburgh distributes it.",
         ),
         Source(
@@ -355,7 +364,7 @@ SOURCES = {
                 _tiny_imagenet_folders,
                 _class_folders("train", ["val", "test"], (64, 64)),
             ),
-            _images("tiny-imagenet", (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821), 200),
+            _images("tiny-imagenet", (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
             "Stanford's course CS231n distributes it.",
         ),
         Source(
@@ -364,7 +373,7 @@ SOURCES = {
             "one training Parquet file with a domain column, or the folders Art, Clipart, Product and Real World",
             "flwrlabs/office-home",
             _first(_office_folders, _office_parquet),
-            _images("office-home", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 65),
+            _images("office-home", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
             "Its authors distribute it on the site of the hashing paper it came with.",
         ),
         Source(
@@ -392,4 +401,11 @@ SOURCES = {
 def digits() -> Dataset:
     """The packaged digits."""
     train, test = load_digits()
-    return Dataset("digits", train, test, classes=10, class_names=tuple("0123456789"))
+    return Dataset(
+        "digits",
+        train,
+        test,
+        classes=10,
+        class_names=tuple("0123456789"),
+        preparation=of_images((8, 8, 1), 1, (MEAN,), (DEVIATION,)),
+    )

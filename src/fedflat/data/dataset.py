@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -25,12 +27,18 @@ class Dataset:
     groups: np.ndarray | None = None
     """the number of the user or domain of every training sample"""
     group_names: tuple[str, ...] = ()
+    test_groups: np.ndarray | None = None
+    """the same of every test sample"""
     rows: np.ndarray | None = None
     """the training rows that are samples, where not all are (windows that reach from one text into the next)"""
     vocabulary: int | None = None
     """different tokens, for text"""
     note: str = ""
-    """what a person should know of this copy"""
+    """what became of a person's own data"""
+    caveats: tuple[str, ...] = ()
+    """what makes this copy another dataset than the published one, a sentence each"""
+    preparation: Mapping[str, Any] = field(default_factory=dict)
+    """how raw samples became these, where the pipeline does not say it; see `preprocessing`"""
 
     @property
     def labels(self) -> np.ndarray:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MEAN, DEVIATION = 4.884, 6.017
+"""Of the pixels."""
 TRAIN = 1397
 """Images for the clients; the other 400 are the test set."""
 
@@ -24,6 +26,6 @@ def load_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         images, labels = stored["images"], stored["labels"]
     # the writers come one after the other, so the split is a fixed shuffle
     order = np.random.Generator(np.random.Philox(key=0)).permutation(len(labels))
-    x = torch.from_numpy((images[order, None].astype(np.float32) - 4.884) / 6.017)
+    x = torch.from_numpy((images[order, None].astype(np.float32) - MEAN) / DEVIATION)
     y = torch.from_numpy(labels[order].astype(np.int64))
     return (x[:TRAIN], y[:TRAIN]), (x[TRAIN:], y[TRAIN:])

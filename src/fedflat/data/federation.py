@@ -16,6 +16,9 @@ from .augmentation import Pipeline, Plain
 
 Arrays = tuple[Any, Any]
 
+MOST_GROUPS = 100
+"""Up to this many users or domains of a test set are told apart in every round's row."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -25,6 +28,8 @@ class Shard:
     targets: Tensor
     index: Tensor | None = None
     pipeline: Pipeline = field(default_factory=Plain)
+    groups: Tensor | None = None
+    """the number of the user or domain of every row, where that is known"""
 
     def __len__(self) -> int:
         return len(self.targets) if self.index is None else len(self.index)
@@ -57,6 +62,13 @@ class Shard:
         inputs, targets = self.stored(first, first + size)
         return self.pipeline.test(inputs), targets
 
+    def group_numbers(self, first: int, size: int) -> Tensor | None:
+        """The groups of some samples in order."""
+        if self.groups is None:
+            return None
+        last = first + size
+        return self.groups[first:last] if self.index is None else self.groups[self.index[first:last]]
+
 
 class Federation:
     """Clients with their own samples, and a test set that belongs to nobody.
@@ -87,6 +99,10 @@ class Federation:
         self.name = name
         self.note = ""
         """what a person should know about the data"""
+        self.preprocessing: dict[str, Any] | None = None
+        """how raw samples became these, and what classes and clients are called, where that is known"""
+        self.caveats: tuple[str, ...] = ()
+        """what makes it another dataset than the published one, a sentence each"""
         self.pipeline: Pipeline = pipeline or Plain()
         self.vocabulary = vocabulary
         self._arrays: Sequence[tuple[Tensor, Tensor]] = pairs
@@ -100,6 +116,9 @@ class Federation:
                 f"the test set has samples of shape {tuple(self._test[0].shape[1:])}, the clients of "
                 f"{tuple(pairs[0][0].shape[1:])}; they need the same."
             )
+        self._test_groups: Tensor | None = None
+        self.test_group_names: tuple[str, ...] = ()
+        """the users or domains of the test set, where accuracy is recorded for each"""
         self.classes = classes if classes is not None else self._count_classes()
         if classes is not None:
             self._check_labels()
@@ -174,7 +193,20 @@ class Federation:
     @property
     def test(self) -> Shard | None:
         """The test set."""
-        return None if self._test is None else Shard(*self._test, None, self.pipeline)
+        return None if self._test is None else Shard(*self._test, None, self.pipeline, self._test_groups)
+
+    def set_test_groups(self, numbers: Any, names: Sequence[str] = ()) -> None:
+        """Say which user or domain every test sample is of, and what they are called.
+
+        The accuracy of each is recorded then, unless there are more than `MOST_GROUPS`.
+        """
+        found, places = np.unique(np.asarray(numbers), return_inverse=True)
+        if self._test is None or len(places) != len(self._test[1]):
+            tests = 0 if self._test is None else len(self._test[1])
+            raise FedflatError(f"{len(places)} groups for {tests} test samples; give one for each.")
+        if len(found) <= MOST_GROUPS:
+            self._test_groups = torch.from_numpy(places)
+            self.test_group_names = tuple(names[n] if len(names) else str(n) for n in found.tolist())
 
     def client(self, number: int) -> Shard:
         """One client's samples."""
@@ -208,6 +240,15 @@ class Federation:
             about["split"] = f"{crc32(labels.tobytes(), crc32(owners.tobytes())):08x}"
         return about
 
+    def arrays(self) -> Iterator[Tensor]:
+        """Everything that it holds, in an order that stays the same."""
+        for inputs, targets in (*self._arrays, *([] if self._test is None else [self._test])):
+            yield inputs
+            yield targets
+        yield self._ends
+        if self._rows is not None:
+            yield self._rows
+
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
         """The same federation with floating inputs of another type, on another device."""
 
@@ -221,6 +262,7 @@ class Federation:
         result.__dict__.update(self.__dict__)
         result._arrays = [move(pair) for pair in self._arrays]
         result._test = None if self._test is None else move(self._test)
+        result._test_groups = None if self._test_groups is None else self._test_groups.to(device)
         result.pipeline = self.pipeline.to(dtype)
         result._rows = None if self._rows is None else self._rows.to(device)
         return result

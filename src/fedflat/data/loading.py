@@ -108,11 +108,13 @@ def fetch(source: Source) -> Path:
     """Download a dataset into the cache directory, as Parquet."""
     if not source.hub:
         raise FedflatError(f"{source.name} cannot be downloaded. {source.how} It may be {source.forms}.")
+    folder = cache_directory() / "datasets" / source.folders[0]
+    if folder.is_dir() and source.find(folder) is not None:
+        return folder  # --data names another directory, and it was downloaded before
     try:
         import datasets
     except ImportError:
         raise MissingExtra("datasets", "download", f"Downloading {source.name}") from None
-    folder = cache_directory() / "datasets" / source.folders[0]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         loaded = datasets.load_dataset(source.hub)
@@ -143,7 +145,11 @@ def store(train: Split, test: Split) -> Stored:
         arrays[f"{name}_labels"] = torch.from_numpy(split.labels.copy())
         if split.groups is not None:
             arrays[f"{name}_groups"] = torch.tensor([numbers[g] for g in split.groups])
-    texts = {"class_names": json.dumps(train.class_names), "group_names": json.dumps(names)}
+    texts = {
+        "class_names": json.dumps(train.class_names),
+        "group_names": json.dumps(names),
+        "lossy": train.lossy or test.lossy,
+    }
     return arrays, texts
 
 

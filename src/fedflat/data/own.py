@@ -7,7 +7,10 @@ belongs to, with `ByUser()`.
 from __future__ import annotations
 
 import csv
+import math
+import re
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,12 @@ from ..randomness import generator
 from .augmentation import Images
 from .dataset import Dataset
 from .readers.images import class_folders, decode_images, list_images
-from .readers.parquet import read_tables
+from .readers.parquet import read_tables, read_values
 
-GAPS = {"", "na", "n/a", "nan", "null", "none", "-", "?"}
+GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "-", "?"}
 """What stands in a table where a number is missing."""
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+"""A class or client that is a number however it is written; with an exponent it may as well be a word, as 12e4 is."""
 MANY = 20
 """So many classes are plausible in a table of any length."""
 SHOWN = 12
@@ -57,9 +62,7 @@ def read_table(
     for name in [target, *([client] if client else []), *([test] if isinstance(test, str) else [])]:
         _known(path, columns, name)
     for name in [target, *([client] if client else [])]:
-        gap = next((n for n, v in enumerate(columns[name], start=1) if v is None or not str(v).strip()), None)
-        if gap is not None:
-            raise FedflatError(f"{path}: column '{name}' has nothing in row {gap}; fill or drop that row.")
+        _check_named(f"{path}: column '{name}'", columns[name])
     labels, class_names = _numbered(columns[target])
     _check_classes(path, target, len(class_names), len(labels))
     if isinstance(test, str):
@@ -78,11 +81,22 @@ def read_table(
     for name in used:
         _known(path, columns, name)
     inputs = np.stack([_floats(path, name, columns[name]) for name in used], axis=1)
-    if standardise:
-        mean, std = inputs[~held].mean(0), inputs[~held].std(0)
-        inputs = (inputs - mean) / np.where(std > 1e-12 * np.abs(mean), std, 1.0)
+    mean, std = np.zeros(len(used)), np.ones(len(used))
+    with np.errstate(over="ignore", invalid="ignore"):
+        if standardise:
+            mean, std = inputs[~held].mean(0), inputs[~held].std(0)
+            std = np.where(std > 1e-12 * np.abs(mean), std, 1.0)
+            inputs = (inputs - mean) / std
+        inputs = inputs.astype(np.float32)
+    finite = np.isfinite(inputs).all(0) & np.isfinite(mean) & np.isfinite(std)
+    for name, sound in zip(used, finite, strict=True):
+        if not sound:
+            raise FedflatError(
+                f"{path}: column '{name}' has numbers too large for single precision; divide them first, or leave "
+                "the column out with features (--features)."
+            )
     groups, group_names = _numbered(columns[client]) if client else (None, ())
-    x, y = torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(labels)
+    x, y = torch.from_numpy(inputs), torch.from_numpy(labels)
     kept = torch.from_numpy(~held)
     return Dataset(
         path.stem,
@@ -92,6 +106,8 @@ def read_table(
         class_names=class_names,
         groups=None if groups is None else groups[~held],
         group_names=group_names,
+        test_groups=None if groups is None else groups[held],
+        preparation=_table_preparation(target, client, used, mean, std),
         note=_columns_note(len(class_names), used, [name for name in others if name not in used]),
     )
 
@@ -167,6 +183,7 @@ def read_images(
         class_names=tuple(classes),
         groups=None if groups is None else groups[~held],
         group_names=group_names,
+        test_groups=None if groups is None else groups[held],
     )
 
 
@@ -176,6 +193,8 @@ def from_torch(
     """Any two torch datasets of `(input, class)`; `groups` says whose each training sample is."""
     x, y = _stack(train, "training")
     held_x, held_y = _stack(test, "test")
+    if groups is not None:
+        _check_named("groups", groups)
     numbers, names = _numbered(groups) if groups is not None else (None, ())
     if numbers is not None and len(numbers) != len(y):
         raise FedflatError(f"{len(numbers)} groups for {len(y)} training samples; give one per sample.")
@@ -221,26 +240,36 @@ def _read_columns(path: Path) -> dict[str, list[Any]]:
         raise FedflatError(f"There is no file {path}.")
     if path.suffix == ".parquet":
         table = read_tables([path])
-        columns = {name: table[name].to_pylist() for name in table.column_names}
+        columns = {name: read_values(table, name, [path]) for name in table.column_names}
     else:
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 separator = _separator(file.readline())
                 file.seek(0)
-                rows = list(csv.reader(file, delimiter=separator))
+                # strict: or a quote that is never closed would take in all rows that follow
+                header, *body = _rows(path, csv.reader(file, delimiter=separator, strict=True)) or [[]]
         except (UnicodeDecodeError, csv.Error) as problem:
             raise FedflatError(f"{path} is no csv file in UTF-8 ({problem}); save it as one.") from None
-        header, body = (rows[0], [row for row in rows[1:] if row]) if rows else ([], [])
-        twice = next((name for name in header if header.count(name) > 1), None)
-        if twice is not None:
-            raise FedflatError(f"{path} has the column '{twice}' twice; rename one.")
-        bad = next((n for n, row in enumerate(body, start=2) if len(row) != len(header)), None)
-        if bad is not None:
-            raise FedflatError(f"{path}, line {bad}: {len(body[bad - 2])} values for {len(header)} columns.")
         columns = {name: [row[i] for row in body] for i, name in enumerate(header)}
     if not columns or not next(iter(columns.values())):
         raise FedflatError(f"{path} has no rows.")
     return columns
+
+
+def _rows(path: Path, lines: Any) -> list[list[str]]:
+    """The header and all rows of a csv file but empty ones, of the same length."""
+    rows: list[list[str]] = []
+    for row in lines:
+        if rows and row and len(row) != len(rows[0]):
+            raise FedflatError(
+                f"{path}, line {lines.line_num}: {len(row)} values for {len(rows[0])} columns."
+            )
+        if row or not rows:
+            rows.append(row)
+        if len(rows) == 1 and len(set(row)) < len(row):
+            twice = next(name for name in row if row.count(name) > 1)
+            raise FedflatError(f"{path} has the column '{twice}' twice; rename one.")
+    return rows
 
 
 def _separator(header: str) -> str:
@@ -254,14 +283,55 @@ def _known(path: Path, columns: dict[str, list[Any]], name: str) -> None:
 
 
 def _numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Values as numbers from 0 in sorted order (numerically if they are numbers), and their names."""
-    texts = [str(v).strip() for v in values]
+    """Values as numbers from 0 in sorted order (numerically if they are numbers), and their names.
+
+    "1" and "1.0" are the same, by whichever name is the shortest.
+    """
+    texts = [_text(value) for value in values]
+    meanings = {text: Decimal(text) if NUMBER.fullmatch(text) else text for text in texts}
+    called: dict[Decimal | str, str] = {}
+    for text in sorted(meanings, key=lambda text: (len(text), text)):
+        called.setdefault(meanings[text], text)
     try:
-        names = sorted(set(texts), key=lambda text: (float(text), text))
+        names = sorted(called.values(), key=lambda text: (float(text), text))
     except ValueError:
-        names = sorted(set(texts))
+        names = sorted(called.values())
     numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers[text] for text in texts], dtype=np.int64), tuple(names)
+    return np.array([numbers[called[meanings[text]]] for text in texts], dtype=np.int64), tuple(names)
+
+
+def _text(value: Any) -> str:
+    """A class or client as it is called: a whole number without the `.0` of a column of floats."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    text = str(value).strip()
+    return re.sub(r"\.0*$", "", text) if NUMBER.fullmatch(text) and re.match(r"[+-]?\d", text) else text
+
+
+def _check_named(where: str, values: Sequence[Any]) -> None:
+    """Whether every value is the name of a class or client, and none is missing."""
+    gaps = [number for number, value in enumerate(values, start=1) if _is_unnamed(value)]
+    if gaps:
+        shown = _text(values[gaps[0] - 1]) or "nothing"
+        raise FedflatError(
+            f"{where} has missing values in {len(gaps):,} of {len(values):,} rows, first in row {gaps[0]} ({shown}); "
+            "fill or drop those rows, or give the value another name if it is one."
+        )
+    odd = next(
+        (number for number, value in enumerate(values, start=1) if isinstance(value, list | dict)), None
+    )
+    if odd is not None:
+        raise FedflatError(f"{where} has several values in row {odd}; it needs one number or word in each.")
+
+
+def _is_unnamed(value: Any) -> bool:
+    """Whether there is no class or client; a dash can be one, beside a plus."""
+    if _is_gap(value) and value not in ("-", b"-"):
+        return True
+    try:
+        return math.isnan(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _check_classes(path: Path, target: str, classes: int, rows: int) -> None:
@@ -278,12 +348,12 @@ def _is_numeric(values: list[Any]) -> bool:
     known = [value for value in values if not _is_gap(value)]
     try:
         return bool([float(value) for value in known])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
 def _is_gap(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value.strip().lower() in GAPS)
+    return value is None or (isinstance(value, str | bytes) and _text(value).lower() in GAPS)
 
 
 def _floats(path: Path, name: str, values: list[Any]) -> np.ndarray:
@@ -291,7 +361,7 @@ def _floats(path: Path, name: str, values: list[Any]) -> np.ndarray:
     for number, value in enumerate(values):
         try:
             result[number] = float("nan" if _is_gap(value) else value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise FedflatError(
                 f"{path}: column '{name}', row {number + 1} is {value!r}, not a number."
             ) from None
@@ -302,6 +372,20 @@ def _floats(path: Path, name: str, values: list[Any]) -> np.ndarray:
             f"in row {bad[0] + 1}; fill or drop those rows, or leave the column out with features (--features)."
         )
     return result
+
+
+def _table_preparation(
+    target: str, client: str | None, features: Sequence[str], mean: np.ndarray, deviation: np.ndarray
+) -> dict[str, Any]:
+    """How a row becomes a sample: `(value − mean) / deviation` in double precision, then rounded to float32."""
+    numbers = zip(features, mean.tolist(), deviation.tolist(), strict=True)
+    return {
+        "kind": "table",
+        "target": target,
+        **({"client_column": client} if client else {}),
+        "missing": "refused",
+        "features": [{"name": name, "mean": m, "deviation": d} for name, m, d in numbers],
+    }
 
 
 def _columns_note(classes: int, used: Sequence[str], left: Sequence[str]) -> str:

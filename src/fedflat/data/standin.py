@@ -9,6 +9,8 @@ import torch
 
 from ..randomness import generator
 from .augmentation import Images, Plain
+from .catalogue import OFFICE_DOMAINS
+from .caveats import stand_in_caveat
 from .dataset import Dataset
 
 
@@ -17,7 +19,7 @@ class _Shape(NamedTuple):
     """height, width, channels of an image, or the length of a text"""
     classes: int
     vocabulary: int | None = None
-    groups: int | None = None
+    groups: tuple[str, ...] = ()
 
 
 SHAPES = {
@@ -26,7 +28,7 @@ SHAPES = {
     "cifar100": _Shape((32, 32, 3), 100),
     "cinic10": _Shape((32, 32, 3), 10),
     "tiny-imagenet": _Shape((64, 64, 3), 200),
-    "office-home": _Shape((224, 224, 3), 65, groups=4),
+    "office-home": _Shape((224, 224, 3), 65, groups=OFFICE_DOMAINS),
     "ag-news": _Shape((200,), 4, vocabulary=98_635),
 }
 
@@ -49,7 +51,9 @@ def stand_in(name: str, samples: int, tests: int) -> Dataset:
         words = rng.integers(1, width, (total, *shape.sample)) + labels[:, None] * width
         inputs, pipeline = torch.from_numpy(words), Plain(tokens=True)
     targets = torch.from_numpy(labels)
-    groups = None if shape.groups is None else np.arange(samples) * shape.groups // samples
+    groups, test_groups = (
+        np.arange(count) * len(shape.groups) // count if shape.groups else None for count in (samples, tests)
+    )
     return Dataset(
         name,
         (inputs[:samples], targets[:samples]),
@@ -57,6 +61,8 @@ def stand_in(name: str, samples: int, tests: int) -> Dataset:
         shape.classes,
         pipeline,
         groups=groups,
+        group_names=shape.groups,
+        test_groups=test_groups,
         vocabulary=shape.vocabulary,
-        note="made-up data: the real dataset is not on this machine",
+        caveats=(stand_in_caveat(name),),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +18,9 @@ from ..local_sgd import LocalSGD
 from ..messages import Download, Missing, Upload
 from ..method import Method
 
+MOST_DIGITS = 5
+"""Of a number of workers."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -28,6 +33,8 @@ class Job:
     loss: LossFunction
     seed: int
     buffers: str
+    measured: bool = False
+    """whether measures look at the local updates, so that uploads must have them as they were trained"""
 
 
 class Engine(Protocol):
@@ -62,6 +69,29 @@ class TestsMeanwhile(Protocol):
         """Begin to evaluate a model, which may change at once; what is returned waits for the score."""
 
 
+_busy: set[int] = set()
+"""The engines that run a training now."""
+_taking = threading.Lock()
+
+
+@contextmanager
+def taken(engine: Engine) -> Iterator[None]:
+    """Have an engine for one training alone: it holds one job, one model and one set of processes."""
+    with _taking:
+        if id(engine) in _busy:
+            name = type(engine).__name__
+            raise FedflatError(
+                f"This {name} object runs another training already. Give each its own: {name}(...), or "
+                f"engine='{name.lower()}'."
+            )
+        _busy.add(id(engine))
+    try:
+        yield
+    finally:
+        with _taking:
+            _busy.discard(id(engine))
+
+
 def make_engine(engine: str | Engine) -> Engine:
     """An engine from its name, such as `inprocess`, `workers`, `workers:3` or `ray`."""
     if not isinstance(engine, str):
@@ -76,7 +106,7 @@ def make_engine(engine: str | Engine) -> Engine:
         raise FedflatError(f"There is no engine '{name}'.{nearest(name, known)}")
     if not colon:
         return known[name]()
-    if name == "inprocess" or not count.isdecimal() or int(count) < 1:
+    if name == "inprocess" or not count.isdecimal() or len(count) > MOST_DIGITS or int(count) < 1:
         raise FedflatError(
             f"engine '{engine}' is not possible: write inprocess, workers or workers:3, ray or ray:3."
         )

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..errors import FedflatError
+
 _ALIGNMENT = 64
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -32,7 +34,10 @@ class Arena:
 
     def __init__(self, plan: Plan, handle: int | None = None) -> None:
         self.plan, self._handle = plan, handle
-        self._all = torch.from_file(str(plan.path), shared=True, size=plan.elements, dtype=plan.dtype)
+        try:
+            self._all = torch.from_file(str(plan.path), shared=True, size=plan.elements, dtype=plan.dtype)
+        except RuntimeError as problem:
+            raise FedflatError(f"Shared memory cannot be opened: {str(problem).splitlines()[0]}.") from None
 
     @classmethod
     def make(cls, sizes: Mapping[str, int], dtype: torch.dtype) -> Arena:
@@ -42,15 +47,17 @@ class Arena:
         for name, size in sizes.items():
             places[name] = (elements, size)
             elements += -(-size // step) * step
-        needed = elements * dtype.itemsize
-        handle, name = tempfile.mkstemp(prefix="fedflat-", suffix=".arena", dir=_roomy_directory(needed))
-        os.ftruncate(handle, needed)
+        handle, name = _make_file(elements * dtype.itemsize)
         path = Path(f"/proc/{os.getpid()}/fd/{handle}")
         if os.access(
             path, os.R_OK | os.W_OK
         ):  # Linux: no name is needed, so that a crash leaves no file behind
             Path(name).unlink()
-            return cls(Plan(path, dtype, places, elements), handle)
+            try:
+                return cls(Plan(path, dtype, places, elements), handle)
+            except FedflatError:
+                os.close(handle)
+                raise
         os.close(handle)
         return cls(Plan(Path(name), dtype, places, elements))
 
@@ -72,7 +79,40 @@ class Arena:
             self._handle = None
 
 
-def _roomy_directory(needed: int) -> Path | None:
-    """Memory-backed storage if it has ample room (in containers it can be tiny), else the temporary folder."""
-    usable = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-    return _SHARED_MEMORY if usable and shutil.disk_usage(_SHARED_MEMORY).free > 2 * needed else None
+def _make_file(size: int) -> tuple[int, str]:
+    """A file of a size, its handle and its name: in memory-backed storage, or else in the temporary folder.
+
+    In containers memory-backed storage can be tiny. All of the room is taken at once: a file with holes that has none
+    later on ends the process that writes to it, with no exception.
+    """
+    problem: OSError | None = None
+    for place in (_SHARED_MEMORY, None):
+        if place is not None and not (_is_roomy(place, size)):
+            continue
+        try:
+            handle, name = tempfile.mkstemp(prefix="fedflat-", suffix=".arena", dir=place)
+        except OSError as refused:
+            problem = refused
+            continue
+        try:
+            (os.posix_fallocate if hasattr(os, "posix_fallocate") else _stretch)(handle, 0, size)
+            return handle, name
+        except OSError as refused:
+            problem = refused
+            os.close(handle)
+            Path(name).unlink()
+    assert problem is not None
+    raise FedflatError(
+        f"Worker processes share {size / 1e6:,.1f} MB, for which there is room neither in {_SHARED_MEMORY} nor in "
+        f"the temporary folder ({problem.strerror}). Make room, set TMPDIR to a folder that has it, or use fewer "
+        "workers or engine='inprocess'."
+    )
+
+
+def _stretch(handle: int, start: int, size: int) -> None:
+    os.ftruncate(handle, size)
+
+
+def _is_roomy(place: Path, needed: int) -> bool:
+    usable = place.is_dir() and os.access(place, os.W_OK)
+    return usable and shutil.disk_usage(place).free > 2 * needed

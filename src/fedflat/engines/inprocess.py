@@ -18,7 +18,9 @@ class InProcess:
     def open(self, job: Job) -> None:
         """Build the one local trainer."""
         self._job = job
-        self._training = LocalTraining(job.model, job.method, job.sgd, job.loss, job.seed, job.buffers)
+        self._training = LocalTraining(
+            job.model, job.method, job.sgd, job.loss, job.seed, job.buffers, job.measured
+        )
 
     def uploads(
         self,

@@ -169,7 +169,7 @@ class Ray:
         try:
             _knock(address)
             ray.init(**settings)
-        except (OSError, ValueError, RuntimeError) as problem:
+        except (OSError, OverflowError, ValueError, RuntimeError) as problem:
             if address == "local":
                 raise FedflatError(f"Ray does not start here: {problem}") from None
             raise FedflatError(
@@ -284,6 +284,7 @@ class Ray:
             update=as_tensor(answer["update"], device),
             vectors=here(answer["vectors"]),
             buffers=None if answer["buffers"] is None else as_tensor(answer["buffers"], device),
+            trained=None if answer["trained"] is None else as_tensor(answer["trained"], device),
             state=here(answer["state"]),
             borrowed=True,
         )
@@ -358,6 +359,7 @@ def _package(job: Job, load: Callable[[], Federation] | None) -> tuple[bytes, An
         job.loss,
         job.seed,
         job.buffers,
+        job.measured,
         load,
         None if load is None else fingerprint(job.federation),
     )

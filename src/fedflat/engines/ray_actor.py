@@ -50,7 +50,7 @@ class ClientActor:
             )
         try:
             work, data = ray.get(package[0])
-            model, method, sgd, loss, seed, buffers, load, expected = pickle.loads(work)
+            model, method, sgd, loss, seed, buffers, measured, load, expected = pickle.loads(work)
             federation: Federation = load() if load is not None else unpack(*data)
         except FedflatError as problem:
             return _problem(f"The Ray node {place} cannot load the data: {problem}")
@@ -66,7 +66,7 @@ class ClientActor:
             )
         model = model.copy(device)
         self._federation = federation.to(model.vector.dtype, device)
-        self._training = LocalTraining(model, method, sgd, loss, seed, buffers)
+        self._training = LocalTraining(model, method, sgd, loss, seed, buffers, measured)
         self._device = device
         return {"place": place}
 
@@ -90,6 +90,7 @@ class ClientActor:
             "vectors": {name: as_array(vector) for name, vector in upload.vectors.items()},
             "state": {name: as_array(vector) for name, vector in upload.state.items()},
             "buffers": None if upload.buffers is None else as_array(upload.buffers),
+            "trained": None if upload.trained is None else as_array(upload.trained),
         }
 
     def score(self, point: dict[str, Any], share: range) -> Answer:

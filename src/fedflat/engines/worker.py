@@ -16,6 +16,7 @@ from ..errors import FedflatError
 from ..evaluation import BatchScore, score_batches
 from ..local_training import LocalTraining
 from ..messages import Download
+from ..parent import end_with_parent
 from . import Job
 from .arena import Arena, Plan
 
@@ -38,18 +39,25 @@ class Task:
 def work(pipe: Connection, others: list[Connection], job: Job, plan: Plan, device: str) -> None:
     """A worker's life: wait for tasks, answer them, end when the pipe does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interruption means
+    end_with_parent()
     for other in others:
         other.close()  # inherited by fork; open copies would hide the main process's end from their owners
     torch.set_num_threads(1)
     keep_memory()
-    arena = Arena(plan)
-    federation, training = _equip(job, device)
+    unfit: Exception | None = None
+    try:
+        arena = Arena(plan)
+        federation, training = _equip(job, device)
+    except Exception as problem:  # told when the first task comes
+        unfit = problem
     while True:
         try:
             message = pipe.recv()
         except (EOFError, OSError):
             return
         try:
+            if unfit is not None:
+                raise unfit
             if message[0] == "client":
                 answer: Any = _run_client(message[1], arena, federation, training, device)
             else:
@@ -69,7 +77,9 @@ def _equip(job: Job, device: str) -> tuple[Federation, LocalTraining]:
     dtype = job.model.vector.dtype
     model = job.model.copy(device)
     federation = job.federation.to(dtype, device)
-    return federation, LocalTraining(model, job.method, job.sgd, job.loss, job.seed, job.buffers)
+    return federation, LocalTraining(
+        model, job.method, job.sgd, job.loss, job.seed, job.buffers, job.measured
+    )
 
 
 def _run_client(
@@ -94,11 +104,14 @@ def _run_client(
         arena[place].copy_(moved.get(name, vector))
     if upload.buffers is not None:
         arena[f"{task.slot} buffers"].copy_(upload.buffers)
+    if upload.trained is not None:
+        arena[f"{task.slot} trained"].copy_(upload.trained)
     return {
         "numbers": upload.numbers(),
         "vectors": list(upload.vectors),
         "state": list(upload.state),
         "buffers": upload.buffers is not None,
+        "trained": upload.trained is not None,
     }
 
 

@@ -10,6 +10,8 @@ inputs, with the same result.
 from __future__ import annotations
 
 import contextlib
+import errno
+import multiprocessing
 import os
 import pickle
 import signal
@@ -29,6 +31,7 @@ from ..messages import Download, Upload
 from . import Job
 from .arena import Arena
 from .shares import Shares
+from .spawning import UNFIT, check_importable
 from .turns import Turns
 from .worker import Task, work
 
@@ -67,6 +70,8 @@ class _Worker:
     def __init__(self, process: Any, pipe: Connection) -> None:
         self.process, self.pipe = process, pipe
         self.running: _Running | _Testing | None = None
+        self.answered = False
+        """whether it has ever done anything"""
 
 
 class Workers:
@@ -99,6 +104,11 @@ class Workers:
 
     def open(self, job: Job) -> None:
         """Lay out the arena and start the processes."""
+        if multiprocessing.current_process().daemon:
+            raise FedflatError(
+                "Workers cannot be started here: this process is a daemon of multiprocessing's, which may have no "
+                "processes of its own. Use engine='inprocess', or start it with daemon=False."
+            )
         self._job, size = job, job.model.size
         self._shares = None
         buffers = 0 if (statistics := job.model.read_buffers()) is None else statistics.numel()
@@ -112,6 +122,7 @@ class Workers:
         self.count = self._wanted or (_cores() if on_cpu else PER_GPU * len(self._devices))
         vectors = ["update", *(f"up {n}" for n in job.method.up), *(f"each {n}" for n in self._each)]
         vectors += [f"state {name}" for name in self._state]
+        vectors += ["trained"] if job.measured else []
         slot = {**dict.fromkeys(vectors, size), "buffers": buffers, "state buffers": buffers}
         held = ROOM // (sum(slot.values()) * job.model.vector.dtype.itemsize)
         self._slots = max(2 * self.count, min(8 * self.count, held))
@@ -122,6 +133,8 @@ class Workers:
         start_method = self.start_method or ("fork" if forks else "spawn")
         self._context: Any = torch.multiprocessing.get_context(start_method)
         self._forks = start_method == "fork"
+        if not self._forks:
+            check_importable(job)
         self._workers = []
         for number in range(self.count):  # one by one: each closes the pipes of those before it
             self._workers.append(self._start(number))
@@ -140,7 +153,10 @@ class Workers:
             self._arena.close()
 
     def _start(self, number: int) -> _Worker:
-        ours, theirs = self._context.Pipe()
+        try:
+            ours, theirs = self._context.Pipe()
+        except OSError as problem:
+            raise _no_process(problem) from None
         device = self._devices[number % len(self._devices)]
         inherited = [ours, *(w.pipe for w in self._workers)] if self._forks else []
         process = self._context.Process(
@@ -152,18 +168,22 @@ class Workers:
         # by names: passing open files fails with many tensors
         before = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
         torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if self._forks else None
-        try:  # an interruption while it forks would be swallowed: it is delivered afterwards
+        # an interruption while it forks would be swallowed: it is delivered afterwards, and never to the process
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as problem:
             raise FedflatError(
                 f"The model, the loss or a mechanism cannot be sent to worker processes ({problem}). Define it at "
                 "the top level of a module, or use engine='inprocess'."
             ) from None
+        except BrokenPipeError:
+            raise FedflatError(f"A worker process ended before it began. {UNFIT}") from None
+        except (OSError, RuntimeError) as problem:  # the latter: torch, where shared memory is full
+            raise _no_process(problem) from None
         finally:
             torch.multiprocessing.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
-            if masked is not None:
-                signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         theirs.close()
         return _Worker(process, ours)
 
@@ -281,8 +301,9 @@ class Workers:
         assert shares is not None
         try:
             shares.receive(testing.share, _checked(worker.pipe.recv()))
-            worker.running = None
+            worker.running, worker.answered = None, True
         except (EOFError, ConnectionResetError):
+            self._check_started(worker)
             testing.deaths += 1
             if testing.deaths >= DEATHS:
                 raise FedflatError(
@@ -318,8 +339,10 @@ class Workers:
         try:
             answer = _checked(worker.pipe.recv())
             assert isinstance(answer, dict)
+            worker.answered = True
             return answer
         except (EOFError, ConnectionResetError):
+            self._check_started(worker)
             running.deaths += 1
             if running.deaths >= DEATHS:
                 raise FedflatError(
@@ -330,6 +353,12 @@ class Workers:
             fresh.running = running
             self._hand_over(fresh, state)
             return None
+
+    def _check_started(self, worker: _Worker) -> None:
+        """An error where a worker ended by itself before it did anything, as any other would."""
+        worker.process.join(timeout=2)
+        if not self._forks and not worker.answered and (worker.process.exitcode or 0) > 0:
+            raise FedflatError(f"A worker process ended before it began. {UNFIT}")
 
     def _replace(self, worker: _Worker) -> _Worker:
         number = self._workers.index(worker)
@@ -350,6 +379,7 @@ class Workers:
             update=here("update"),
             vectors={name: here(f"up {name}") for name in answer["vectors"]},
             buffers=here("buffers") if answer["buffers"] else None,
+            trained=here("trained") if answer["trained"] else None,
             state={name: here(f"state {name}") for name in answer["state"]},
             borrowed=True,
         )
@@ -358,6 +388,13 @@ class Workers:
 def _cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _no_process(problem: Exception) -> FedflatError:
+    """What to say where the system has no further process, file or memory for one."""
+    reason = getattr(problem, "strerror", None) or str(problem).splitlines()[0].rstrip(".")
+    more = ", or allow more open files (`ulimit -n`)" if getattr(problem, "errno", 0) == errno.EMFILE else ""
+    return FedflatError(f"A worker process cannot be started: {reason}. Use fewer workers{more}.")
 
 
 def _tell(worker: _Worker, message: Any) -> None:

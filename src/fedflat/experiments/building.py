@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,15 +16,16 @@ from ..data import dataset_names, federate, load_dataset
 from ..data.catalogue import SOURCES
 from ..data.dataset import Dataset
 from ..data.federation import Federation
-from ..data.loading import locate
+from ..data.loading import fetch, locate
 from ..data.own import read_images, read_table
 from ..data.partitions import Partition, parse_partition
 from ..data.partitions.text import partition_from_parts
 from ..data.standin import SHAPES, stand_in
 from ..engines.ray import Ray
-from ..errors import FedflatError, nearest
+from ..errors import FedflatError, nearest, shortened
 from ..local_sgd import LocalSGD
 from ..models import model_names
+from ..on_nodes import GO_ON, ON_NODES
 from ..participation import Bernoulli, Everyone, Participation, Schedule, Uniform
 from .experiment import Experiment, LocalSection
 
@@ -83,6 +86,9 @@ def check_dataset(experiment: Experiment) -> bool:
     """Whether there is such a dataset, without reading it; an error where there is none."""
     name = experiment.dataset
     path = Path(name)
+    if name == ON_NODES:
+        return True
+    check_path(name)
     if path.is_file() and experiment.target is None:
         raise FedflatError(f"which column of {path} is the class? Say it with target (--target COLUMN).")
     if path.exists() or name.replace("_", "-").lower() in dataset_names():
@@ -92,6 +98,17 @@ def check_dataset(experiment: Experiment) -> bool:
     if len(path.parts) > 1:
         raise FedflatError(f"there is no file or folder {path}.")
     raise FedflatError(f"there is no dataset '{name}'.{nearest(name, dataset_names())}")
+
+
+def check_path(name: str) -> None:
+    """Whether the system can look for such a file at all: a name may be too long, or hold what none may."""
+    try:
+        os.stat(name)
+    except ValueError:
+        raise FedflatError(f"{name!r} is no name of a file: take the character \\0 out.") from None
+    except OSError as problem:
+        if problem.errno in (errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP):
+            raise FedflatError(f"{shortened(name)} cannot be read: {problem.strerror}.") from None
 
 
 OF_A_TABLE = ("target", "client_column", "features")
@@ -124,6 +141,7 @@ def read_dataset(
     client_folders: bool = False,
 ) -> Dataset:
     """A named dataset, or a person's own file or folder."""
+    check_path(name)
     path = Path(name)
     if path.is_file():
         if target is None:
@@ -136,8 +154,21 @@ def read_dataset(
     return load_dataset(name, data, download)
 
 
+def fetch_missing(experiments: Iterable[Experiment]) -> None:
+    """Download what experiments may download and this machine lacks: once, before runs begin at the same time."""
+    for name, data in dict.fromkeys((e.dataset, e.data) for e in experiments if e.download):
+        source = SOURCES.get(name.replace("_", "-").lower())
+        if source is not None and not Path(name).exists() and locate(source, data) is None:
+            fetch(source)
+
+
 def make_federation(experiment: Experiment, seed: int) -> Federation:
     """The dataset, dealt out."""
+    if experiment.dataset == ON_NODES:
+        raise FedflatError(
+            "The data of this experiment is on the clients' own nodes, and cannot be looked at here: only "
+            f"{GO_ON} trains on it."
+        )
     experiment = experiment.filled()
     dataset = _dataset(experiment)
     partition = make_partition(experiment.partition)
@@ -151,7 +182,8 @@ STAND_IN_SAMPLES = 2000
 def _dataset(experiment: Experiment) -> Dataset:
     """The dataset; where it is not there and that is allowed, one in its shape."""
     name, tests = experiment.dataset, experiment.test_samples
-    if experiment.stand_in and name in SHAPES and locate(SOURCES[name], experiment.data) is None:
+    lacking = name in SHAPES and locate(SOURCES[name], experiment.data) is None
+    if experiment.stand_in and lacking and not experiment.download:
         return stand_in(name, STAND_IN_SAMPLES, tests or STAND_IN_SAMPLES // 4)
     dataset = read_dataset(
         name,
@@ -167,4 +199,5 @@ def _dataset(experiment: Experiment) -> Dataset:
         return dataset
     chosen = torch.linspace(0, len(dataset.test[1]) - 1, tests, dtype=torch.float64).long()
     inputs, targets = dataset.test
-    return replace(dataset, test=(inputs[chosen], targets[chosen]))
+    groups = None if dataset.test_groups is None else dataset.test_groups[chosen.numpy()]
+    return replace(dataset, test=(inputs[chosen], targets[chosen]), test_groups=groups)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import FedflatError, nearest
+from ..metrics import Row
+from ..on_nodes import as_on_nodes, is_on_nodes
 from ..rundirectory import read_metrics, read_settings
+from ..tested import by_clients, tested
+from .parsing import read_mapping
 
 Mean = tuple[float, float | None] | None
 """A mean and its deviation over seeds, if there are several; None where no run has a value."""
+
+REPORTED = " reported by clients"
+"""What is said of numbers that clients found, each on its own data."""
+KNOWN = ("shape", "classes", "test_samples")
+"""What run.json says of data on nodes, and of the server's own test set."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,11 @@ class Group:
 
     name: str
     runs: list[Path]
+    counted: list[Path]
+    """those that the numbers are of: no copies, and no unfinished ones beside finished ones"""
+    copies: int
+    finished: int
+    """how many are done"""
     rounds: int
     fewest: int
     """rounds of the run that is least far"""
@@ -42,6 +56,18 @@ class Group:
     megabytes_to: Mean
     reached: int
     """runs that reached the target"""
+    by_clients: bool = False
+    """whether accuracy is what clients reported, where the server has no test set"""
+    notes: tuple[str, ...] = ()
+    """why some runs are not counted"""
+
+    @property
+    def seeds(self) -> str:
+        """How many there are, and how many of them are done."""
+        every = len(self.runs) - self.copies
+        if self.finished in (0, every):
+            return f"{every}" if self.finished else f"{every} unfinished"
+        return f"{self.finished} of {every}"
 
 
 def find_runs(places: Sequence[str | Path]) -> list[Path]:
@@ -56,10 +82,32 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
             found += sorted(path.parent for path in place.rglob("metrics.jsonl"))
     if not found:
         raise FedflatError(f"There is no run in {', '.join(map(str, places))}.")
-    for run in found:
+    found = list(dict.fromkeys(found))
+    problems = {run: problem for run in found if (problem := _problem_with(run)) is not None}
+    if len(problems) == len(found):
+        first, *others = problems.values()
+        raise FedflatError(first + (f" {len(others)} more cannot be compared either." if others else ""))
+    for problem in problems.values():
+        leave_out(problem)
+    return [run for run in found if run not in problems]
+
+
+def leave_out(problem: object) -> None:
+    """Say that a run is left out of what the others are in."""
+    warnings.warn(f"Left out: {problem}", stacklevel=3)
+
+
+def _problem_with(run: Path) -> str | None:
+    """What makes a run impossible to compare with any other, found out by comparing it with none."""
+    try:
         if (run / "run.json").exists():
             read_settings(run)  # refuses what is newer
-    return list(dict.fromkeys(found))
+        compare([run])
+    except FedflatError as problem:
+        return str(problem)
+    except Exception as problem:  # whatever an edited file may say
+        return f"{run} cannot be read ({type(problem).__name__}: {problem}); was it edited?"
+    return None
 
 
 def compare(runs: Sequence[Path], last: int = 10, target: float | None = None) -> list[Group]:
@@ -70,7 +118,11 @@ def compare(runs: Sequence[Path], last: int = 10, target: float | None = None) -
         same = {key: value for key, value in about[run].items() if key != "seed"}
         groups.setdefault(json.dumps(same, sort_keys=True, default=str), []).append(run)
     names = _names([about[members[0]] for members in groups.values()])
-    return [_group(name, members, last, target) for name, members in zip(names, groups.values(), strict=True)]
+    seeds = {run: about[run].get("seed") for run in runs}
+    return [
+        _group(name, members, seeds, last, target)
+        for name, members in zip(names, groups.values(), strict=True)
+    ]
 
 
 def describe(run: Path) -> dict[str, Any]:
@@ -78,8 +130,11 @@ def describe(run: Path) -> dict[str, Any]:
     path = run / "experiment.yaml"
     content: Mapping[str, Any]
     if path.exists():
-        content = yaml.safe_load(path.read_text())
+        content = read_mapping(path)
+        with contextlib.suppress(FedflatError):  # without a sound run.json, the experiment is all there is
+            content = _on_nodes(content, read_settings(run))
         ignored = {
+            "on_divergence",
             "engine",
             "ray",
             "threads",
@@ -92,8 +147,24 @@ def describe(run: Path) -> dict[str, Any]:
         }
     else:
         content = read_settings(run)
-        ignored = {"environment", "started", "finished", "how", "format", "mechanisms"}
-    return {key: value for key, value in _flat(content).items() if key.split(".")[0] not in ignored}
+        ignored = {"environment", "started", "finished", "how", "format", "mechanisms", "notes"}
+        ignored |= {"resumed", "diverged", "on_divergence", "module"}
+    digests = ("federation.fingerprint", "loss.code", "loss.layers")
+    return {
+        key: value
+        for key, value in _flat(content).items()
+        if key.split(".")[0] not in ignored and key not in digests
+    }
+
+
+def _on_nodes(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment; of a real federation, with what the server knows of its data and model."""
+    if not is_on_nodes(settings):
+        return dict(content)
+    facts = settings.get("federation")
+    known = {key: facts[key] for key in KNOWN if key in facts} if isinstance(facts, Mapping) else {}
+    model = settings.get("model")
+    return {**as_on_nodes(content, model), "model": model, "nodes": known}
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -123,32 +194,44 @@ def _names(descriptions: list[dict[str, Any]]) -> list[str]:
 
 def _method_name(method: Any) -> str:
     if isinstance(method, dict):
-        terms = [
-            name + (f"({', '.join(f'{k}={v}' for k, v in given.items())})" if given else "")
-            for name, given in method.items()
-        ]
-        return " + ".join(terms)
+        return " + ".join(name + _arguments(given) for name, given in method.items())
     return " + ".join(map(_method_name, method)) if isinstance(method, list) else str(method)
 
 
-def _group(name: str, runs: list[Path], last: int, target: float | None) -> Group:
-    histories = [read_metrics(run) for run in runs]
-    tested = [[row for row in rows if row.get("accuracy") is not None] for rows in histories]
-    late = [[row["accuracy"] for row in rows[-last:]] for rows in tested]
-    at = [_first(rows, target) for rows in tested]
+def _arguments(given: Any) -> str:
+    shown = ", ".join(f"{k}={v}" for k, v in given.items()) if isinstance(given, dict) else ""
+    return f"({shown})" if shown else ""
+
+
+def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, target: float | None) -> Group:
+    rows = {run: read_metrics(run) for run in runs}
+    whole, notes = _without_copies(rows, seeds)
+    done = [run for run in whole if is_finished(run, len(rows[run]))]
+    counted = done or whole
+    for run in whole:
+        if run not in done:
+            told = f"is not finished ({len(rows[run])} rounds)"
+            notes.append(f"{run} {told}{' and left out of the means' if done else ''}.")
+    histories = [tested(rows[run]) for run in counted]
+    scored = [[row for row in rows if row.get("accuracy") is not None] for rows in histories]
+    late = [[row["accuracy"] for row in rows[-last:]] for rows in scored]
+    at = [_first(rows, target) for rows in scored]
     reached = [(rows[: index + 1]) for rows, index in zip(histories, at, strict=True) if index is not None]
     return Group(
         name,
         runs,
+        counted,
+        len(runs) - len(whole),
+        len(done),
         max(len(rows) for rows in histories),
         min(len(rows) for rows in histories),
         _mean([statistics.fmean(values) for values in late if values]),
         _plain_mean([statistics.stdev(values) for values in late if len(values) > 1]),
-        _mean([max(row["accuracy"] for row in rows) for rows in tested if rows]),
+        _mean([max(row["accuracy"] for row in rows) for rows in scored if rows]),
         _mean(
             [
                 rows[-1]["client_accuracy"]["worst_decile"]
-                for rows in tested
+                for rows in scored
                 if rows and _has_clients(rows[-1])
             ]
         ),
@@ -156,7 +239,41 @@ def _group(name: str, runs: list[Path], last: int, target: float | None) -> Grou
         _mean([sum(row["seconds"] for row in rows) for rows in reached]),
         _mean([sum(row["bytes_down"] + row["bytes_up"] for row in rows) / 1e6 for rows in reached]),
         len(reached),
+        any(map(by_clients, histories)),
+        tuple(notes),
     )
+
+
+def _without_copies(
+    rows: Mapping[Path, list[Row]], seeds: Mapping[Path, Any]
+) -> tuple[list[Path], list[str]]:
+    """Runs of which none is another one's copy, as far as it goes; and a sentence for each that is."""
+    kept: list[Path] = []
+    notes: list[str] = []
+    for run in sorted(rows, key=lambda run: len(rows[run]), reverse=True):  # the furthest one is kept
+        other = next((k for k in kept if seeds[k] == seeds[run] and _begins(rows[k], rows[run])), None)
+        if other is None:
+            kept.append(run)
+        else:
+            notes.append(f"{run} has the settings, the seed and the numbers of {other}: it is counted once.")
+    return [run for run in rows if run in kept], notes
+
+
+def _begins(rows: Sequence[Row], others: Sequence[Row]) -> bool:
+    """Whether a run has the numbers of another one, apart from how long they took."""
+    pairs = zip(rows, others, strict=False)
+    return bool(others) and all(
+        {**row, "seconds": 0, "measures": 0} == {**other, "seconds": 0, "measures": 0} for row, other in pairs
+    )
+
+
+def is_finished(run: Path, rows: int) -> bool:
+    """Whether a run says that it is done; without a sound run.json, whether it has its experiment's rounds."""
+    with contextlib.suppress(FedflatError):
+        return "finished" in read_settings(run)
+    path = run / "experiment.yaml"
+    planned = read_mapping(path).get("rounds") if path.exists() else None
+    return not isinstance(planned, int) or rows >= planned
 
 
 def _first(tested: list[dict[str, Any]], target: float | None) -> int | None:
@@ -185,14 +302,16 @@ def _plain_mean(values: Sequence[float]) -> float | None:
 
 def table(groups: Sequence[Group], last: int, target: float | None) -> tuple[list[str], list[list[str]]]:
     """Column titles and rows of text."""
-    head = ["experiment", "seeds", "rounds", f"accuracy, last {last}", "± within", "best", "worst decile"]
+    reported = all(group.by_clients for group in groups)
+    accuracy = f"accuracy{REPORTED if reported else ''}, last {last}"
+    head = ["experiment", "seeds", "rounds", accuracy, "± within", "best", "worst decile"]
     if target is not None:
         head += [f"rounds to {target:.0%}", "seconds", "MB", "reached"]
     rows = []
     for group in groups:
         row = [
-            group.name,
-            str(len(group.runs)),
+            group.name + (f",{REPORTED}" if group.by_clients and not reported else ""),
+            group.seeds,
             str(group.rounds) if group.fewest == group.rounds else f"{group.fewest}–{group.rounds}",
             shown(group.last, percent),
             "–" if group.within is None else percent(group.within),
@@ -204,7 +323,7 @@ def table(groups: Sequence[Group], last: int, target: float | None) -> tuple[lis
                 shown(group.rounds_to, whole),
                 shown(group.seconds_to, whole),
                 shown(group.megabytes_to, whole),
-                f"{group.reached}/{len(group.runs)}",
+                f"{group.reached}/{len(group.counted)}",
             ]
         rows.append(row)
     return head, rows

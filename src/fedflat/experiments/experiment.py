@@ -13,8 +13,9 @@ from ..usual import usual
 
 Positive = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-Seed = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1, strict=True)]
+Bound = Positive | Annotated[str, Field(pattern=r"^median(:\d+(\.\d+)?)?$")]
 
 NATURAL = ("by-user", "by-domain")
 """Partitions that know the number of clients themselves."""
@@ -62,7 +63,10 @@ class RaySection(_Section):
 class Experiment(_Section):
     """One experiment: data, how it is dealt out, model, method, local training, rounds."""
 
-    dataset: str = Field(default="digits", description="a name, a csv or Parquet file, or a folder of images")
+    dataset: str = Field(
+        default="digits",
+        description="a name, a csv or Parquet file, a folder of images, or on-nodes, in a real federation",
+    )
     data: str | None = Field(default=None, description="directory that holds the dataset")
     download: bool = Field(default=False, description="whether the dataset may be downloaded")
     target: str | None = Field(default=None, description="of a table: the column with the class")
@@ -105,11 +109,22 @@ class Experiment(_Section):
     eval_every: Count = 1
     buffers: Literal["average", "local", "server", "reset"] = "average"
     bad_uploads: Literal["skip", "stop"] = "skip"
-    norm_bound: Positive | dict[str, Positive] | None = Field(
-        default=None, description="how long an uploaded vector may be: one number, or one by name"
+    on_divergence: Literal["stop", "restore"] = Field(
+        default="stop", description="when the model is no longer finite: stop, or undo the round and go on"
+    )
+    norm_bound: Bound | dict[str, Bound] | None = Field(
+        default=None,
+        description="how long an uploaded vector may be: one number, or one by name; median:5 goes by past rounds",
     )
     over_bound: Literal["skip", "clip"] = Field(
         default="skip", description="an upload with a longer one: skip it as a bad one, or clip the vector"
+    )
+    max_share: Annotated[Positive, Field(le=1)] | None = Field(
+        default=None, description="of a round's weight, for one client; 0.5 in a real federation"
+    )
+    aggregate: Annotated[str, Field(pattern=r"^(mean|median|trimmed:0?\.\d+)$")] = Field(
+        default="mean",
+        description="mean, or median or trimmed:0.1 of every coordinate, which hold all uploads",
     )
     seed: Seed | list[Seed] = Field(default=0, description="of everything random; a list is one run for each")
     engine: str | None = Field(default=None, description="inprocess, workers, workers:3 or ray")
@@ -120,6 +135,9 @@ class Experiment(_Section):
     )
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
+    fast: bool = Field(
+        default=True, description="convolutions as they are quickest on this processor; false: PyTorch's own"
+    )
     checkpoint_every: Count | None = Field(
         default=None, description="rounds; by default less than 2 % of the time"
     )

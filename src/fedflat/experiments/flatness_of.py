@@ -20,8 +20,10 @@ from ..errors import FedflatError, explained
 from ..files import replace_file
 from ..flatness import MEASURES
 from ..flatness.landscape import Data, landscape
+from ..metrics import read_json
 from .building import make_sgd
 from .model_of import TrainedModel
+from .state_of import state_of
 
 FORMAT = 1
 """Of both files; raise it when a reader of old ones would stumble."""
@@ -36,28 +38,45 @@ def take_measure(
 ) -> dict[str, Any]:
     """One measure of a trained model, as plain values: its numbers by name, the whole result, and how it was taken.
 
-    What is measured of a local round is measured of one with the run's own method and local training, from the model
-    on; what the method keeps has its initial value there.
+    What is measured of a local round is measured of the run's next one, with all clients, with what its server and
+    its clients keep, and at that round's learning rate. A `method` among the settings has its own first round from
+    the model on instead. Which it was is noted under `trained`.
     """
     measure, given = MEASURES[name], dict(settings or {})
-    if "method" in measure.defaults and "local" in measure.defaults:  # it trains a round
-        own = {
-            "method": as_method(trained.experiment.method),
-            "local": make_sgd(trained.experiment.filled().local),
-        }
-        given = own | given
     if measure.federated:
         part, samples = "train", None
     began = time.perf_counter()
-    result = measure(trained.model, trained.federation, part, samples, **given)
+    own, about = _round_of(trained, given) if "after" in measure.defaults else ({}, None)
+    result = measure(trained.model, trained.federation, part, samples, **{**own, **given})
     label = name if part == "train" else f"{name} ({part})"
-    noted = {"part": part, "samples": samples, **{key: str(value) for key, value in given.items()}}
     return {
         "numbers": measure.numbers(result, label),
         "result": plain(result),
-        "settings": {**noted, **{k: v for k, v in given.items() if isinstance(v, int | float | str | bool)}},
+        "settings": {"part": part, "samples": samples, **plain(given)},
+        **({} if about is None else {"trained": about}),
         "seconds": round(time.perf_counter() - began, 3),
     }
+
+
+def _round_of(trained: TrainedModel, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a measure is told of the round that it trains, and the same for people to read."""
+    experiment = trained.experiment.filled()
+    own: dict[str, Any] = {"local": make_sgd(experiment.local), "seed": experiment.seed}
+    state, index = "initial", 0
+    if "method" not in given:
+        own["after"] = after = state_of(trained)
+        index = after.round
+        kept = any((trained.run / "checkpoints").glob("round-*.safetensors"))
+        state = "the run's" if kept else "none is needed"
+    method = as_method(given.get("method", experiment.method))
+    about = {
+        "method": f"{method.name}: {method}",
+        "local": str(own["local"]),
+        "lr": own["local"].lr_in(index),
+        "round": index,
+        "state": state,
+    }
+    return own, about
 
 
 def keep_measures(run: str | Path, round: int, measures: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +91,7 @@ def keep_measures(run: str | Path, round: int, measures: Mapping[str, Any]) -> d
 
 def read_flatness(run: str | Path) -> dict[str, Any] | None:
     """What `keep_measures` wrote; None where there is nothing."""
-    return _read(Path(run) / "flatness.json")
+    return _read(Path(run) / "flatness.json", ("round", "measures"))
 
 
 def take_landscapes(
@@ -119,19 +138,25 @@ def take_landscapes(
 
 def read_landscape(run: str | Path) -> dict[str, Any] | None:
     """What `take_landscapes` wrote; None where there is nothing."""
-    return _read(Path(run) / "landscape.json")
+    return _read(Path(run) / "landscape.json", ("round", "seed", "axes", "losses"))
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, needed: Sequence[str]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
         with explained(f"{path} cannot be read"):
-            content: dict[str, Any] = json.loads(path.read_text())
+            content = read_json(path.read_bytes())
     except ValueError as problem:
+        if isinstance(problem, FedflatError):
+            raise
         raise FedflatError(f"{path} cannot be read: {problem}.") from None
+    if not isinstance(content, dict) or not isinstance(content.get("format", 0), int):
+        raise FedflatError(f"{path} is not what fedflat writes; was it edited? Remove it to measure anew.")
     if content.get("format", 0) > FORMAT:
         raise FedflatError(f"{path} was written by a newer version of fedflat; use that one to read it.")
+    if missing := [key for key in needed if key not in content]:
+        raise FedflatError(f"{path} has no {missing[0]}; was it edited? Remove it to measure anew.")
     return content
 
 

@@ -14,6 +14,9 @@ from ..data.federation import Federation
 from ..errors import FedflatError
 from ..flat import FlatModel
 from ..models import build_model
+from ..models.fast import set_recorded
+from ..on_nodes import ON_NODES, no_data
+from ..rundirectory import LAST_FINITE, read_metrics, read_settings
 from .building import make_federation
 from .experiment import Experiment
 from .running import experiment_of, is_done
@@ -44,15 +47,24 @@ class TrainedModel:
     model: FlatModel
     round: int
     """how many rounds are behind it"""
+    run: Path
+    """the directory"""
 
 
 def model_of(run: str | Path, federation: Federation | None = None, data: str | None = None) -> TrainedModel:
-    """The model of a finished run, or of the last checkpoint of an unfinished one; on the CPU.
+    """The model of a finished run, the last finite one of a run that diverged, or the last checkpoint's; on the CPU.
 
-    `federation` spares loading the data again, if it is that of the run's experiment; `data` is where the dataset is
-    on this machine.
+    `federation` spares loading the data again, if it is that of the run's experiment; where that is on the clients'
+    own nodes, it must be given. `data` is where the dataset is on this machine.
     """
     experiment = experiment_of(run)
+    if experiment.dataset == ON_NODES and federation is None:
+        raise no_data(run)
+    if experiment.dataset == ON_NODES and experiment.model is None:
+        raise FedflatError(
+            f"{run}: its Flower app made the model, which has no name here. Make it once more and load the weights: "
+            f"module.load_state_dict(safetensors.torch.load_file({str(Path(run) / 'model.safetensors')!r}))."
+        )
     if data is not None:
         experiment = experiment.model_copy(update={"data": data})
     seed = experiment.seed
@@ -61,13 +73,23 @@ def model_of(run: str | Path, federation: Federation | None = None, data: str | 
     federation = (federation or make_federation(experiment, seed)).to(dtype, "cpu")
     name = (experiment.model or "mlp").partition(":")[0]  # not the weights that it started from
     module = build_model(name, federation, seed)
-    if is_done(run):
-        path = Path(run) / "model.safetensors"
+    set_recorded(module, read_settings(run))
+    done = is_done(run)
+    if done or (Path(run) / LAST_FINITE).exists():
+        path = Path(run) / ("model.safetensors" if done else LAST_FINITE)
         try:
             module.load_state_dict(load_file(path))
-        except (SafetensorError, RuntimeError, OSError) as problem:
+        except (SafetensorError, OSError) as problem:
             raise FedflatError(f"{path} cannot be read: {str(problem).splitlines()[0]}") from None
-        return TrainedModel(experiment, federation, FlatModel(module.eval(), dtype), experiment.rounds or 0)
+        except RuntimeError as problem:  # a head, then a line for everything that does not fit
+            reason = str(problem).splitlines()[-1].strip()
+            raise FedflatError(
+                f"The weights in {path} do not fit the model {name} for samples of shape "
+                f"{federation.sample_shape} in {federation.classes} classes: {reason}"
+            ) from None
+        rounds = (experiment.rounds or 0) if done else len(read_metrics(run))
+        model = FlatModel(module.eval(), dtype)
+        return TrainedModel(experiment, federation, model, rounds, Path(run))
     checkpoints = sorted((Path(run) / "checkpoints").glob("round-*.safetensors"))
     if not checkpoints:
         raise FedflatError(
@@ -77,7 +99,7 @@ def model_of(run: str | Path, federation: Federation | None = None, data: str | 
     model = FlatModel(module.eval(), dtype)
     model.vector.copy_(vectors["w"])
     model.write_buffers(vectors.get("buffers"))
-    return TrainedModel(experiment, federation, model, numbers["rounds done"])
+    return TrainedModel(experiment, federation, model, numbers["rounds done"], Path(run))
 
 
 def same_data(one: Experiment, other: Experiment) -> bool:

@@ -42,6 +42,22 @@ class PaperCell:
     misprint: str | None
     code_deviates: bool = False
     """whether the paper's released code does something else here than the text says"""
+    weights: str | None = None
+    """which weights the model should start from, and how they are given"""
+
+    def missing_weights(self, model: str | None) -> str | None:
+        """A sentence where a model should start from given weights, `model:FILE`, and does not."""
+        if self.weights is None or ":" in (model or ""):
+            return None
+        return (
+            f"{model} does not start from given weights, so that this is not the paper's protocol. It should start "
+            f"from weights {self.weights}."
+        )
+
+    def protocol(self, model: str | None) -> Mapping[str, Any]:
+        """The paper's experiment; where it starts from given weights, with the file that `model:FILE` names."""
+        given = self.weights is not None and (model or "").startswith(f"{self.content.get('model')}:")
+        return {**self.content, "model": model} if given else self.content
 
     @property
     def run(self) -> str:
@@ -76,6 +92,11 @@ class Preset:
     def notes(self) -> list[str]:
         """What to know: where the released code deviates, what is unknown."""
         return list(self.content.get("notes", ()))
+
+    @property
+    def weights(self) -> str | None:
+        """Which weights the models should start from, and how they are given; None where they are drawn."""
+        return self.content.get("weights")
 
     def cells(self) -> list[PaperCell]:
         """All cells whose method fedflat has, in reading order."""
@@ -115,6 +136,7 @@ class Preset:
             note,
             self.content.get("misprints", {}).get(f"{row}/{column}"),
             str(method).partition("(")[0] in load_paper(self.paper)["code_deviates"],
+            self.weights,
         )
 
     def best_rows(self) -> dict[str, tuple[str, ...]]:
@@ -124,7 +146,7 @@ class Preset:
 
     def cost(self) -> tuple[int, float]:
         """How many runs it takes, and about how many hours of one core."""
-        from .scale import core_seconds
+        from .cost import core_seconds
 
         runs = {cell.run: cell for cell in self.cells()}
         return len(runs), sum(core_seconds(cell.content) for cell in runs.values()) / 3600
@@ -202,11 +224,13 @@ def _wrong_statistic(preset: Preset, cell: PaperCell) -> Iterator[str]:
     kind = cell.statistic["kind"]
     if kind not in KINDS:
         yield f"there is no statistic '{kind}'."
-    if kind.endswith("-to") and not 0 < (cell.target or 0) < 1:
+    if kind.endswith("-to") and "target_of" not in cell.statistic and not 0 < (cell.target or 0) < 1:
         yield f"{kind} needs a target between 0 and 1."
-    taken = [m if isinstance(m, str) else next(iter(m)) for m in cell.content.get("measure", ())]
-    if kind == "recorded" and cell.statistic["of"] not in taken:
-        yield f"{cell.statistic['of']} is not among what the experiment measures."
-    for other in (cell.statistic.get(key) for key in ("relative_to", "gain_over")):
+    if kind == "recorded":
+        from ..flatness.recording import wanted
+
+        if cell.statistic["of"] not in [one.label for one in wanted(cell.content.get("measure", ()))]:
+            yield f"{cell.statistic['of']} is not among what the experiment measures."
+    for other in (cell.statistic.get(key) for key in ("relative_to", "gain_over", "target_of")):
         if other is not None and other not in preset.content["rows"]:
             yield f"there is no row '{other}'."

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import FedflatError, nearest
+from ..errors import FedflatError, nearest, shortened
 from .experiment import Experiment, LocalSection, RaySection
 
 SECTIONS: dict[str, type[BaseModel]] = {"": Experiment, "local": LocalSection, "ray": RaySection}
@@ -37,7 +37,8 @@ class ExperimentError(FedflatError):
         self.problems = sorted(problems, key=lambda problem: _line(problem, lines) or 0)
         told = [_told(problem, lines) for problem in self.problems]
         head = f"{source} has {len(told)} problems:" if len(told) > 1 else f"{source}:"
-        super().__init__("\n  ".join([head, *told]) if len(told) > 1 else f"{head} {told[0]}")
+        message = "\n  ".join([head, *told]) if len(told) > 1 else f"{head} {told[0]}"
+        super().__init__(message)
 
 
 def _told(problem: Problem, lines: Lines) -> str:
@@ -70,13 +71,22 @@ def _sentence(place: Place, items: list[Any]) -> str:
     kinds = {item["type"]: item.get("ctx", {}) for item in items}
     if "literal_error" in kinds and isinstance(given, str):
         known = re.findall(r"'([^']*)'", str(kinds["literal_error"]["expected"]))
-        return f"{name}='{given}' is not possible.{nearest(given, known)}"
+        return f"{name}='{shortened(given)}' is not possible.{nearest(given, known)}"
     for kind, words in BOUNDS.items():
         if kind in kinds:
             bound = next(iter(kinds[kind].values()))
-            return f"{name} must be {words} {bound:g}, not {given}."
+            limit = str(bound) if isinstance(bound, int) else f"{bound:g}"
+            return f"{name} must be {words} {limit}, not {_shown(given)}."
     expected = list(dict.fromkeys(EXPECTED[kind] for kind in kinds if kind in EXPECTED))
-    return f"{name} must be {' or '.join(expected) or 'something else'}, not {given!r}."
+    return f"{name} must be {' or '.join(expected) or 'something else'}, not {_shown(given)}."
+
+
+def _shown(given: Any) -> str:
+    """What a person gave; Python does not write numbers of thousands of digits."""
+    try:
+        return shortened(repr(given))
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 BOUNDS = {

@@ -13,7 +13,9 @@ from .changes import changed, unchanged
 from .checking import check
 from .experiment import Experiment
 from .parsing import read_file
-from .problems import ExperimentError, Lines, schema_problems
+from .problems import ExperimentError, Lines, Problem, schema_problems
+
+HALF = "its text is not valid Unicode; give files and folders names in UTF-8."
 
 
 def make_experiment(
@@ -27,6 +29,11 @@ def make_experiment(
     Unless it is `to_run`, nothing is said about what this machine lacks to do so.
     """
     lines = lines or {}
+    unwritable = [
+        Problem((key,), HALF) for key, value in content.items() if _has_half_characters((key, value))
+    ]
+    if unwritable:
+        raise ExperimentError(source, unwritable, lines)
     try:
         experiment = Experiment.model_validate(dict(content))
     except ValidationError as error:
@@ -40,6 +47,15 @@ def make_experiment(
     if problems:
         raise ExperimentError(source, problems, lines)
     return experiment
+
+
+def _has_half_characters(value: Any) -> bool:
+    """Whether there is text in it that no file can hold: names of files that are not UTF-8 come in this way."""
+    if isinstance(value, str):
+        return any("\ud800" <= character <= "\udfff" for character in value)
+    if isinstance(value, Mapping):
+        return any(map(_has_half_characters, value.items()))
+    return isinstance(value, list | tuple) and any(map(_has_half_characters, value))
 
 
 def load_experiment(

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..composition import as_method
 from ..rundirectory import read_metrics, read_settings
+from .caveats import kept_caveats, merged, protocol_caveats
 from .changes import changed
 from .presets import PaperCell, Preset
 from .reading import make_experiment
@@ -59,21 +60,41 @@ def plan_runs(
             changes = {**settings, "seed": seed}
             experiment = make_experiment(changed(content, changes), f"{cell.row}, {cell.column}")
             path = f"{name}/seed-{seed}"
-            runs.append(Cell(path, experiment, out / path))
+            caveats = protocol_caveats([(cell.protocol(experiment.model), experiment)])
+            if (missing := cell.missing_weights(experiment.model)) is not None:
+                caveats.append(missing)
+            runs.append(Cell(path, experiment, out / path, tuple(caveats)))
         planned.append((cell, runs))
     return planned
 
 
 def tabulate(planned: Sequence[Planned], best: Preset | None = None) -> list[Result]:
-    """One entry per cell: the statistic over the runs that have ended, and what is published.
+    """One entry per cell: the statistic over the runs that have ended, what is published, and what to know of them.
 
     With `best` also the rows of that preset that have the best of others.
     """
+    planned = [(_aimed(cell, planned), runs) for cell, runs in planned]
     results = [_result(cell, runs) for cell, runs in planned]
     by_place = {(result["row"], result["column"]): result["ours"] for result in results}
     for (cell, _), result in zip(planned, results, strict=True):
         _set_against(cell, result, by_place)
     return results + (_best_rows(best, results) if best is not None else [])
+
+
+def _aimed(cell: PaperCell, planned: Sequence[Planned]) -> PaperCell:
+    """A cell whose target is another row's final accuracy, with that of our runs of it in the same column."""
+    if (row := cell.statistic.get("target_of")) is None:
+        return cell
+    last = int(cell.statistic["last"])
+    means = [
+        statistics.fmean(tested[-last:])
+        for other, runs in planned
+        if (other.row, other.column) == (row, cell.column)
+        for run in runs
+        if (run.out / "metrics.jsonl").exists() and "finished" in read_settings(run.out)
+        if (tested := [r["accuracy"] for r in read_metrics(run.out) if r.get("accuracy") is not None])
+    ]
+    return replace(cell, target=round(statistics.fmean(means), 4) if means else None)
 
 
 def _result(cell: PaperCell, runs: Sequence[Cell]) -> Result:
@@ -90,6 +111,7 @@ def _result(cell: PaperCell, runs: Sequence[Cell]) -> Result:
     values = [number.value for number in numbers if number.value is not None]
     deviation, over = _deviation(cell, numbers, values)
     notes += [number.note for number in numbers if number.note]
+    notes += ["random weights" for run in runs if cell.missing_weights(run.experiment.model)]
     if values and len(values) < len(numbers):
         notes.append(f"{len(values)} of {len(numbers)} seeds")
     return {
@@ -108,6 +130,7 @@ def _result(cell: PaperCell, runs: Sequence[Cell]) -> Result:
         "paper_note": cell.note,
         "misprint": cell.misprint is not None,
         "code_deviates": cell.code_deviates,
+        "notes": merged(*(run.notes for run in runs), *(kept_caveats(run.out) for run in runs)),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ from ..composition import as_method
 from ..data.federation import Federation
 from ..engines import Engine
 from ..errors import FedflatError
+from ..on_nodes import as_on_nodes, is_on_nodes
 from ..round import Round
 from ..rundirectory import read_metrics, read_settings
 from ..trackers import Trackers
@@ -36,6 +37,7 @@ def run_experiment(
     on_measure: Callable[[str], None] | None = None,
     keep_states: bool = True,
     overlap: bool | None = None,
+    notes: Sequence[str] = (),
 ) -> Run:
     """Train as an experiment with one seed says; `federation` spares loading it, if it is there already."""
     if isinstance(experiment.seed, list):
@@ -65,12 +67,16 @@ def run_experiment(
             overlap=overlap,
             seed=seed,
             dtype=getattr(torch, filled.dtype),
+            fast=filled.fast,
             device=filled.device,
             engine=_engine(filled, seed),
             buffers=filled.buffers,
             on_bad_upload=filled.bad_uploads,
+            on_divergence=filled.on_divergence,
             norm_bound=filled.norm_bound,
             over_bound=filled.over_bound,
+            max_share=filled.max_share,
+            aggregate=filled.aggregate,
             out=out,
             on_round=report,
             threads=filled.threads,
@@ -82,6 +88,7 @@ def run_experiment(
             experiment=filled.written(),
             measure=filled.measure,
             on_measure=on_measure,
+            notes=notes,
         )
 
 
@@ -106,7 +113,11 @@ def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
             f"arguments and train(..., out='{run}', resume=True); the weights of a finished one are in its "
             "model.safetensors."
         )
-    return load_experiment(path, to_run=to_run)
+    experiment = load_experiment(path, to_run=to_run)
+    settings = read_settings(run) if (Path(run) / "run.json").exists() else {}
+    if is_on_nodes(settings):  # whatever an older version wrote
+        experiment = Experiment.model_validate(as_on_nodes(experiment.written(), settings.get("model")))
+    return experiment
 
 
 def is_done(run: str | Path, rounds: int | None = None) -> bool:
@@ -114,6 +125,8 @@ def is_done(run: str | Path, rounds: int | None = None) -> bool:
     if not (Path(run) / "model.safetensors").exists():
         return False
     settings = read_settings(run)
+    if rounds is None and "rounds" not in settings:
+        raise FedflatError(f"{Path(run) / 'run.json'} does not say how many rounds there are; was it edited?")
     return "finished" in settings and len(read_metrics(run)) >= (rounds or settings["rounds"])
 
 

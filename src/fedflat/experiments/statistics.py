@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..errors import FedflatError
 from .presets import PaperCell
+from .sweep import Cell
 
+EARLY = 100
+"""Rounds that do not count for the low tenth."""
+OF_ACCURACY = ("mean", "max", "accuracy", "final", "low-tenth")
+"""Kinds in whose place a person may choose another."""
 Rows = Sequence[Mapping[str, Any]]
 """A run's rounds, as in its metrics.jsonl."""
 
@@ -26,30 +33,43 @@ class Number(NamedTuple):
 
 def statistic(cell: PaperCell, rows: Rows) -> Number:
     """The cell's statistic of a run."""
-    return KINDS[cell.statistic["kind"]](cell, rows)
+    found = KINDS[cell.statistic["kind"]](cell, rows)
+    group = cell.statistic.get("group")
+    return found if group is None else found._replace(name=f"{found.name}, {group}")
 
 
 # -- accuracy --------------------------------------------------------------------------------------
 
 
 def _accuracies(cell: PaperCell, rows: Rows) -> list[float]:
-    """In the cell's unit, of the last rounds where the statistic is about these."""
+    """In the cell's unit, of one user or domain and of the last rounds where the statistic is about these."""
     scale = 100.0 if cell.unit == "percent" else 1.0
-    values = [scale * row["accuracy"] for row in rows if row.get("accuracy") is not None]
+    group = cell.statistic.get("group")
+    found = [
+        row.get("accuracy") if group is None else (row.get("accuracy_by_group") or {}).get(group)
+        for row in rows
+    ]
+    values = [scale * accuracy for accuracy in found if accuracy is not None]
     return values[-int(cell.statistic.get("last", len(values))) :]
 
 
 def _mean(cell: PaperCell, rows: Rows) -> Number:
     values = _accuracies(cell, rows)
-    spread = statistics.stdev(values) if len(values) > 1 else None
-    return Number(_of(statistics.fmean, values), f"mean of the last {len(values)}", spread)
+    return Number(
+        _of(statistics.fmean, values), f"mean of the last {len(values)}", _spread(cell.statistic, values)
+    )
 
 
 def _deviation(cell: PaperCell, rows: Rows) -> Number:
     values = _accuracies(cell, rows)
-    return Number(
-        statistics.stdev(values) if len(values) > 1 else None, f"deviation of the last {len(values)}"
-    )
+    return Number(_spread(cell.statistic, values), f"deviation of the last {len(values)}")
+
+
+def _spread(how: Mapping[str, Any], values: list[float]) -> float | None:
+    """The standard deviation, of a sample unless the paper's is of the population."""
+    if len(values) < 2:
+        return None
+    return statistics.pstdev(values) if how.get("population") else statistics.stdev(values)
 
 
 def _maximum(cell: PaperCell, rows: Rows) -> Number:
@@ -61,6 +81,13 @@ def _maximum(cell: PaperCell, rows: Rows) -> Number:
 
 def _final(cell: PaperCell, rows: Rows) -> Number:
     return Number(_of(lambda values: values[-1], _accuracies(cell, rows)), "final")
+
+
+def _low_tenth(cell: PaperCell, rows: Rows) -> Number:
+    """What nine tenths of the later tests exceed: how low accuracies fall that go up and down."""
+    values = _accuracies(cell, [row for row in rows if row["index"] >= EARLY])
+    low = statistics.quantiles(values, n=10, method="inclusive")[0] if len(values) > 1 else None
+    return Number(low, f"low tenth from round {EARLY + 1} on")
 
 
 def _figure(cell: PaperCell, rows: Rows) -> Number:
@@ -86,7 +113,10 @@ def _until(cell: PaperCell, rows: Rows) -> list[Mapping[str, Any]] | None:
 
 def _reaching(what: str, measure: Callable[[Rows], float]) -> Callable[[PaperCell, Rows], Number]:
     def found(cell: PaperCell, rows: Rows) -> Number:
-        name, reached = f"{what} to {cell.target}", _until(cell, rows)
+        goal = cell.target if cell.target is not None else f"{cell.statistic.get('target_of')}'s accuracy"
+        name, reached = f"{what} to {goal}", _until(cell, rows)
+        if cell.target is None:
+            return Number(None, name, note=f"needs {cell.statistic.get('target_of')}")
         if reached is None:
             return Number(None, name, note=f">{measure(rows):.4g}")
         return Number(measure(reached), name)
@@ -126,16 +156,13 @@ def _newest(rows: Rows, name: str) -> Iterator[float]:
             yield value
 
 
-def _none(cell: PaperCell, rows: Rows) -> Number:
-    return Number(None, str(cell.statistic.get("of", "")))
-
-
 KINDS: dict[str, Callable[[PaperCell, Rows], Number]] = {
     "mean": _mean,
     "deviation": _deviation,
     "max": _maximum,
     "accuracy": _maximum,  # where a paper does not say what it reports, codes print the best
     "final": _final,
+    "low-tenth": _low_tenth,
     "figure": _figure,
     "rounds-to": _reaching("rounds", len),
     "minutes-to": _reaching("minutes", lambda rows: sum(row["seconds"] for row in rows) / 60),
@@ -143,7 +170,51 @@ KINDS: dict[str, Callable[[PaperCell, Rows], Number]] = {
     "transmissions": _per_round,
     "seconds": _seconds,
     "recorded": _recorded,
-    "other": _none,
 }
-"""By the name in a preset: `{kind: mean, last: 50}`. Beside the kind, `relative_to: ROW` divides by that row's number
-and `gain_over: ROW` subtracts it, in points; `deviation: rounds` says what the paper's ± is over."""
+"""By the name in a preset: `{kind: mean, last: 50}`. Beside the kind, `group: NAME` is about the accuracy on the test
+samples of that user or domain; `relative_to: ROW` divides by that row's number and `gain_over: ROW` subtracts it, in
+points; `deviation: rounds` says what the paper's ± is over, `population: true` that it is the population's;
+`target_of: ROW` is a target that is that row's own mean of the `last` tests."""
+
+
+# -- chosen by a person ----------------------------------------------------------------------------
+
+
+def parse_statistic(text: str) -> dict[str, Any]:
+    """From the command line: max, last, mean:50 or low-tenth."""
+    name, colon, number = text.strip().lower().partition(":")
+    kinds = {"max": "max", "last": "final", "low-tenth": "low-tenth"}
+    if name in kinds and not colon:
+        return {"kind": kinds[name]}
+    if name == "mean" and number.isdecimal() and int(number) > 0:
+        return {"kind": "mean", "last": int(number)}
+    raise FedflatError(
+        f"--statistic {text}: write max, last, mean:50 (of the last 50 tests) or low-tenth (what nine tenths of the "
+        f"tests from round {EARLY + 1} on exceed)."
+    )
+
+
+def with_statistic(cells: Sequence[PaperCell], text: str) -> list[PaperCell]:
+    """The cells with another statistic of the accuracy; those that are about something else as they are."""
+    given = parse_statistic(text)
+    if not any(cell.statistic["kind"] in OF_ACCURACY for cell in cells):
+        raise FedflatError(f"--statistic {text}: none of these cells is an accuracy; leave it out.")
+    kept = ("relative_to", "gain_over", "deviation", "group", "population")
+    return [
+        replace(cell, statistic={**{k: v for k, v in cell.statistic.items() if k in kept}, **given})
+        if cell.statistic["kind"] in OF_ACCURACY
+        else cell
+        for cell in cells
+    ]
+
+
+def check_rounds(planned: Iterable[tuple[PaperCell, Sequence[Cell]]]) -> None:
+    """Whether runs are long enough for their statistic."""
+    for cell, runs in planned:
+        for run in runs:
+            rounds = run.experiment.filled().rounds or 1
+            if cell.statistic["kind"] == "low-tenth" and rounds < EARLY + 2:
+                raise FedflatError(
+                    f"The low tenth is of the tests from round {EARLY + 1} on, and {run.name} has {rounds} rounds: "
+                    "choose another --statistic."
+                )

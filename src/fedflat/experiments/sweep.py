@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FedflatError
+from ..parent import end_with_parent
 from ..rundirectory import difference
 from .changes import changed, unchanged
 from .experiment import Experiment
@@ -49,6 +50,8 @@ class Cell:
     name: str
     experiment: Experiment
     out: Path
+    notes: tuple[str, ...] = ()
+    """how it differs from a paper's, to keep with it"""
 
 
 def grid(
@@ -217,6 +220,7 @@ def _look(cell: Cell) -> tuple[bool, str | None]:
 
 def _serve(pipe: Connection, alone: bool, keep_states: bool) -> None:
     """Do runs until there is nothing left to do, or nobody to do it for."""
+    end_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with contextlib.suppress(EOFError, OSError):
         while (cell := pipe.recv()) is not None:
@@ -243,6 +247,7 @@ def _run_cell(cell: Cell, pipe: Connection, alone: bool, keep_states: bool) -> s
             stop=pipe.poll,
             keep_states=keep_states,
             overlap=True,
+            notes=cell.notes,
         )
     except FedflatError as problem:
         return str(problem)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FedflatError, MissingExtra, explained
+from ..files import replace_file
 from .changes import changed, split_values
 from .parsing import parse_value
 from .reading import make_experiment
 from .running import run_experiment
+
+CHOSEN_ON_TEST = (
+    "Settings are chosen by test accuracy, so the best accuracy is optimistic. Before you report a number, test "
+    "these settings on data that the search has not seen."
+)
+"""What a person must know about the result; kept with the study."""
+
+STARTUP = 5
+"""Trials that run to their end before any is ended early."""
 
 
 class Range(NamedTuple):
@@ -52,10 +63,12 @@ def tune(
     on_trial: Callable[[int, float | str | None, Mapping[str, Any]], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Any], float]:
-    """The best settings and their accuracy, the mean of the last tests, after so many trials in all.
+    """The best settings and their accuracy, the mean of the last tests, after `trials` trials in all.
 
-    Trials that do badly early are ended early (median pruning). Called again, a study goes on; the trial that an
-    interruption cut off is run again.
+    What is maximised is accuracy on the test set (`CHOSEN_ON_TEST`). Trials that do badly early are ended early
+    (median pruning). Called again, a study goes on; the trial that an interruption cut off is run again. `on_trial`
+    is told a trial's number, its accuracy ("failed", or None if it was ended early) and its settings. The result is
+    kept in `best.json`, beside the study.
     """
     try:
         import optuna
@@ -72,9 +85,12 @@ def tune(
             study_name="fedflat",
             direction="maximize",
             load_if_exists=True,
-            sampler=optuna.samplers.TPESampler(seed=seed),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
         )
+        # a study that goes on must not draw again what it drew first
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+        study.set_user_attr("chosen on", "test set")
+        study.set_user_attr("note", CHOSEN_ON_TEST)
     except Exception as problem:  # of the database, whose package is Optuna's choice
         raise FedflatError(f"{out / 'study.db'} cannot be used: {str(problem).splitlines()[0]}") from problem
     for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
@@ -96,22 +112,23 @@ def tune(
 
         place = out / f"trial-{trial.number}"
         try:
-            run_experiment(experiment, place, resume=True, on_round=report, stop=enough, keep_states=False)
+            run = run_experiment(
+                experiment, place, resume=True, on_round=report, stop=enough, keep_states=False
+            )
             if stop():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:  # it counts as failed then: these settings come again
             study.enqueue_trial(trial.params)
             raise
-        rounds = experiment.filled().rounds or 1
-        if trial.should_prune() and trial.last_step is not None and trial.last_step < rounds - 1:
+        if len(run.history) < (experiment.filled().rounds or 1):
             raise optuna.TrialPruned
         late = accuracies[-last:]
         return sum(late) / len(late)
 
     def told(study: Any, trial: Any) -> None:
         if on_trial is not None:
-            failed = trial.state == optuna.trial.TrialState.FAIL
-            on_trial(trial.number, "failed" if failed else trial.value, trial.params)
+            ended = {optuna.trial.TrialState.FAIL: "failed", optuna.trial.TrialState.PRUNED: None}
+            on_trial(trial.number, ended.get(trial.state, trial.value), trial.params)
 
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     done = len(study.get_trials(states=finished))
@@ -119,7 +136,17 @@ def tune(
         study.optimize(objective, n_trials=trials - done, callbacks=[told], catch=(FedflatError,))
     if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise FedflatError(f"No trial in {out} ran to its end; see its log, or widen the ranges.")
-    return dict(study.best_params), float(study.best_value)
+    best = study.best_trial
+    found = {
+        "settings": best.params,
+        "accuracy": best.value,
+        "trial": best.number,
+        "trials": len(study.get_trials(states=finished)),
+        "chosen on": "test set",
+        "note": CHOSEN_ON_TEST,
+    }
+    replace_file(out / "best.json", (json.dumps(found, indent=2) + "\n").encode())
+    return dict(best.params), study.best_value
 
 
 def _suggest(trial: Any, key: str, range_: Range) -> Any:

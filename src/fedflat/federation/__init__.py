@@ -13,9 +13,10 @@ from ..errors import MissingExtra
 if TYPE_CHECKING:
     from .client import client_app as client_app
     from .patience import Patience as Patience
+    from .require import Require as Require
     from .serving import server_app as server_app
 
-_HOME = {"client_app": "client", "server_app": "serving", "Patience": "patience"}
+_HOME = {"client_app": "client", "server_app": "serving", "Patience": "patience", "Require": "require"}
 __all__ = sorted(_HOME)
 
 

@@ -1,33 +1,40 @@
-"""The app on a node: receive, test what was received, train, keep, reply."""
+"""The app on a node: receive, hold against what the node insists on, test, train, keep, reply."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from ..composition import as_method
 from ..data.federation import Federation
 from ..errors import FedflatError
-from ..evaluation import LossFunction, evaluate
+from ..evaluation import LossFunction
 from ..flat import FlatModel
 from ..local_training import LocalTraining
+from ..mechanisms import PrivateUploads
 from ..messages import Download, Upload
 from ..models import build_model
-from .kept import KeptState, LostState, Receipt
+from ..models.fast import set_column
+from .kept import KeptState, LostState, mark_of
 from .logs import say, to_console
+from .reply import Reply, hello_of, reply_of, take_part
+from .require import Require
 from .secret import node_secret
 from .terms import Terms
 from .wire import from_record, from_upload
+
+APP_FAILED = 2
+"""Flower's code for an exception in a client app."""
 
 Node = Mapping[str, Any]
 """What `--node-config` says of a node."""
@@ -38,7 +45,10 @@ ModelHook = Callable[[tuple[int, ...], int], nn.Module]
 
 
 def client_app(
-    data: DataHook, model: ModelHook | None = None, loss: LossFunction = F.cross_entropy
+    data: DataHook,
+    model: ModelHook | None = None,
+    loss: LossFunction = F.cross_entropy,
+    require: Require | None = None,
 ) -> ClientApp:
     """A Flower `ClientApp` that trains on a node's own data, with whatever method the server runs.
 
@@ -47,9 +57,12 @@ def client_app(
             samples do not leave the node.
         model: makes the model, if it is none that is known by name; the server's app needs the same.
         loss: from outputs and targets to the mean loss of a batch.
+        require: what nodes with this app insist on, such as `Require(noise=1.0, clip=1.0)`; a node can insist on more
+            in its config (`require-noise=1.0`). Terms below that are refused, by a sentence in the node's log and to
+            the server. By default nothing is: the terms alone decide.
     """
     app = ClientApp()
-    worker = _Worker(data, model, loss)
+    worker = _Worker(data, model, loss, require or Require())
 
     @app.query("hello")
     def hello(message: Message, context: Context) -> Message:
@@ -63,14 +76,33 @@ def client_app(
 
 
 def _answer(message: Message, context: Context, work: Callable[[RecordDict, Node], RecordDict]) -> Message:
-    """A reply; what a person can put right is said in it as a sentence."""
+    """A reply; what a person can put right is said in it as a sentence.
+
+    Flower would send the text of any other exception, and who knows what of the samples is in that.
+    """
     to_console()
     try:
         content = work(message.content, context.node_config)
     except FedflatError as problem:
         say(logging.ERROR, str(problem))
         content = RecordDict({"refusal": ConfigRecord({"reason": str(problem)})})
+    except Exception as problem:
+        say(logging.ERROR, f"{type(problem).__name__}: {problem}", problem)
+        reason = f"{type(problem).__name__} in the node's app; its own log says more."
+        return Message(Error(APP_FAILED, reason), reply_to=message)
     return Message(content, reply_to=message)
+
+
+@contextmanager
+def _explained_here(sentence: str) -> Iterator[None]:
+    """Leave what an error says of samples or files in the node's log, and tell the server no more than a sentence."""
+    try:
+        yield
+    except LostState:
+        raise
+    except FedflatError as problem:
+        say(logging.ERROR, str(problem))
+        raise FedflatError(f"{sentence} The node's own log says why.") from None
 
 
 def state_home(node: Node) -> Path:
@@ -92,22 +124,21 @@ def client_number(node: Node) -> int:
 class _Worker:
     """The work of a node. What it has loaded stays for the next message, where the process does."""
 
-    def __init__(self, data: DataHook, model: ModelHook | None, loss: LossFunction) -> None:
-        self._hook, self._model, self._loss = data, model, loss
+    def __init__(self, data: DataHook, model: ModelHook | None, loss: LossFunction, require: Require) -> None:
+        self._hook, self._model, self._loss, self._require = data, model, loss, require
         self._data: tuple[Node, Federation] | None = None
         self._training: tuple[Terms, LocalTraining] | None = None
 
     def hello(self, content: RecordDict, node: Node) -> RecordDict:
-        """Who this is, and what samples look like; nothing about any sample."""
+        """Who this is, and what samples look like; nothing about any sample.
+
+        How many there are only if the server asks: it does not where the method withholds that from every reply.
+        """
         client = client_number(node)
-        data = self._load(node)
-        facts: dict[str, Any] = {
-            "client": client,
-            "shape": list(data.sample_shape) or [0],
-            "scalar": not data.sample_shape,
-            "classes": data.classes,
-            "vocabulary": data.vocabulary or 0,
-        }
+        insisted = self._require.and_of(node)  # a mistake in the config is said before the first round
+        wish = content.get("wish")
+        asked = isinstance(wish, ConfigRecord) and wish.get("samples") is True
+        facts = hello_of(client, self._load(node), samples=asked and not insisted.withholds("samples"))
         return RecordDict({"hello": ConfigRecord(facts)})
 
     def train(self, content: RecordDict, node: Node) -> RecordDict:
@@ -122,34 +153,39 @@ class _Worker:
         torch.set_num_threads(int(node.get("threads", 1)))
         data = self._load(node).to(getattr(torch, terms.dtype))
         training = self._trainer(terms, data)
+        self._require.and_of(node).check(training, terms.report)
         home = state_home(node)
         kept = KeptState(home, terms.run, client)
-        state = self._state(kept, order)
+        state, anew = self._state(kept, order)
         download = _download(content, order, training, round)
-        report = _report(training, data, download, state, self._loss) if terms.report else {}
-        training.local.secret = node_secret(home)
-        upload = training.run(client, data.client(0), download, state)
-        if report and upload.loss == upload.loss:  # a method that withholds the loss withholds the report too
-            upload = replace(upload, report=report)
-        receipt = kept.write(round, upload.state)
-        say(logging.INFO, f"client {client}, round {round}: {_told(upload, receipt)}")
+        with _explained_here("Its secret cannot be read."):
+            secret = training.local.secret = node_secret(home)
+        with _explained_here("Its training failed."):
+            upload = take_part(training, client, data, download, state, terms.report)
+        with _explained_here("Its state cannot be kept."):
+            receipt = kept.write(round, upload.state, mark_of(content, secret, anew))
+            _tell(upload, training, kept, reply_of(upload, receipt))
         return from_upload(upload, receipt)
 
-    def _state(self, kept: KeptState, order: ConfigRecord) -> dict[str, Tensor]:
+    def _state(self, kept: KeptState, order: ConfigRecord) -> tuple[dict[str, Tensor], bool]:
+        """What the client begins with, and whether that is nothing though the server names a state."""
         receipt = None
         if int(str(order["receipt round"])) >= 0:
-            receipt = (int(str(order["receipt round"])), int(str(order["receipt checksum"])))
+            receipt = (int(str(order["receipt round"])), int(str(order["receipt mark"])))
         try:
-            return kept.read(receipt)
+            with _explained_here("Its state cannot be read."):
+                return kept.read(receipt), False
         except LostState as problem:
+            say(logging.WARNING, f"client {kept.client}: its states are in {kept.directory}")
             if order.get("lost state") != "restart":
                 raise
             say(logging.WARNING, f"client {kept.client}: {problem} It starts anew.")
-            return {}
+            return {}, True
 
     def _load(self, node: Node) -> Federation:
         if self._data is None or self._data[0] != dict(node):
-            data = self._hook(node)
+            with _explained_here("Its data cannot be loaded."):
+                data = self._hook(node)
             if not isinstance(data, Federation) or len(data) != 1:
                 raise FedflatError(
                     "The data hook must return the node's own data as fedflat.Federation([(x, y)], test=(x, y))."
@@ -174,6 +210,7 @@ class _Worker:
                 module = self._model(terms.shape, terms.classes)
             else:
                 module = build_model(terms.model, data, terms.seed)
+            set_column(module, terms.convolutions)
             flat = FlatModel(module, getattr(torch, terms.dtype))
             method = as_method(terms.method)
             self._training = (
@@ -204,24 +241,21 @@ def _download(content: RecordDict, order: ConfigRecord, training: LocalTraining,
     return Download(round, float(str(order["lr"])), start, {**values, **vectors}, buffers)
 
 
-def _report(
-    training: LocalTraining,
-    data: Federation,
-    download: Download,
-    state: Mapping[str, Tensor],
-    loss: LossFunction,
-) -> dict[str, float]:
-    """How the model that was received does here: on the node's test set, or else on what it trains on."""
-    shard = data.test or data.client(0)
-    training.model.write_buffers(state.get("buffers", download.buffers))
-    score = evaluate(training.model, download.start, shard, loss)
-    told = {"loss": score.loss, "samples": float(len(shard))}
-    if score.accuracy is not None:
-        told["accuracy"] = score.accuracy
-    return told
-
-
-def _told(upload: Upload, receipt: Receipt | None) -> str:
+def _tell(upload: Upload, training: LocalTraining, kept: KeptState, reply: Reply) -> None:
+    """Say in the node's log what was done, and name everything that leaves."""
+    place = f"client {upload.client}, round {upload.round}"
+    for mechanism in training.leaves:
+        zeroed = training.local.notes.get(mechanism)
+        if isinstance(mechanism, PrivateUploads) and zeroed:
+            count = kept.count_zeroed(len(zeroed))
+            say(
+                logging.WARNING,
+                f"{place}: {', '.join(zeroed)} held NaN or infinite values and leave as zeros ({count} vectors of "
+                "this run so far).",
+            )
     before = f"accuracy {upload.report['accuracy']:.1%} before, " if "accuracy" in upload.report else ""
-    kept = "" if receipt is None else f", state kept ({receipt[1]:08x})"
-    return f"{before}{upload.steps} steps{kept}"
+    state = ", state kept" if "receipt" in reply else ""
+    names = [
+        name if part in ("vectors", "numbers") else f"{part} {name}" for part in reply for name in reply[part]
+    ]
+    say(logging.INFO, f"{place}: {before}{upload.steps} steps{state}; leaving: {', '.join(names)}")

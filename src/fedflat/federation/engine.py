@@ -17,11 +17,13 @@ from ..engines import Job
 from ..errors import FedflatError
 from ..evaluation import Score, evaluate
 from ..messages import Download, Missing, Upload
+from ..models.fast import column_of
+from ..privacy import withholds_samples
 from .logs import say
 from .nodes import Nodes
 from .patience import Patience
 from .terms import Terms
-from .wire import Malformed, shown, to_record, to_upload
+from .wire import UNREADABLE, Malformed, shown, to_record, to_upload
 
 TOGETHER = 16
 """Messages that are pushed at once: what they have in common is hashed and sent only once."""
@@ -74,9 +76,24 @@ class Flower:
         self.patience, self._report = patience or Patience(), report
         self._round: int | None = None
         """known as soon as somebody has been asked"""
+        self._said: dict[int, int] = {}
+        """how many samples a client has by its first reply, where nobody asked before"""
 
     def open(self, job: Job) -> None:
         """Write the terms down."""
+        if job.measured:
+            raise FedflatError(
+                "measure: distance, drift and discrepancy are of what clients train, and in a real federation the "
+                "server sees what they upload. Leave these out, or measure in a simulation."
+            )
+        name, _, weights = self._model.partition(
+            ":"
+        )  # nodes have no use for the file: weights travel every round
+        if weights and job.buffers == "reset" and job.model.read_buffers() is not None:
+            raise FedflatError(
+                "buffers: reset: nodes would reset to statistics in the server's file of weights, which they do not "
+                "have. Use average, server or local."
+            )
         self._job = job
         federation = job.federation
         self._dtype = job.model.vector.dtype
@@ -84,7 +101,7 @@ class Flower:
             self._run,
             job.method,
             job.sgd,
-            self._model,
+            name,
             federation.sample_shape,
             federation.classes,
             federation.vocabulary,
@@ -92,6 +109,7 @@ class Flower:
             job.buffers,
             str(self._dtype).removeprefix("torch."),
             self._report,
+            column_of(job.model.module),
         ).text()
         self._sizes = dict.fromkeys(("update", *job.method.up), job.model.size)
         held = job.model.read_buffers()
@@ -169,7 +187,7 @@ class Flower:
                 "round": message.round,
                 "lr": message.lr,
                 "receipt round": int(receipt[0]),
-                "receipt checksum": int(receipt[1]),
+                "receipt mark": int(receipt[1]),
                 "lost state": self.patience.lost_state,
             }
             content = RecordDict({"common": common, "order": ConfigRecord(order)})
@@ -207,8 +225,7 @@ class Flower:
         late = time.monotonic() >= self._end
         found: dict[int, Upload | Missing] = {}
         for one in [asked[client] for client in wanted]:
-            replies = [] if one.message is None else list(self._grid.pull_messages([one.message]))
-            answer = self._read(one, replies[0]) if replies else None
+            answer = None if one.message is None else self._pull(one, one.message)
             if answer is None and late:
                 why = one.problem or "it did not answer in time"
                 answer = Missing(one.client, f"{why} (deadline {self.patience.deadline:g} s).")
@@ -220,6 +237,16 @@ class Flower:
         if not found:
             time.sleep(min(self.patience.poll, max(0.0, self._end - time.monotonic())))
         return found
+
+    def _pull(self, one: _Asked, message: str) -> Upload | Missing | None:
+        """An answer, if there is one by now; whatever a node sent, it is no more than a bad answer."""
+        try:
+            replies = list(self._grid.pull_messages([message]))
+            return self._read(one, replies[0]) if replies else None
+        except UNREADABLE as problem:
+            return Missing(
+                one.client, str(problem) if isinstance(problem, Malformed) else "its reply cannot be read."
+            )
 
     def _read(self, one: _Asked, reply: Message) -> Upload | Missing | None:
         """An answer; None if the client will be asked again."""
@@ -233,12 +260,10 @@ class Flower:
                 one.message = None
                 return None
             return Missing(one.client, f"{one.problem}.")
-        try:
-            upload, receipt = to_upload(
-                reply.content, one.client, self._round or 0, self._sizes, self._buffers, self._dtype
-            )
-        except Malformed as problem:
-            return Missing(one.client, str(problem))
+        upload, receipt = to_upload(
+            reply.content, one.client, self._round or 0, self._sizes, self._buffers, self._dtype
+        )
+        self._check_agreed(upload)
         if receipt is not None:
             upload.state = {RECEIPT: torch.tensor(receipt, dtype=torch.int64)}
         device = self._job.model.vector.device
@@ -246,6 +271,24 @@ class Flower:
         upload.vectors = {name: vector.to(device) for name, vector in upload.vectors.items()}
         upload.buffers = None if upload.buffers is None else upload.buffers.to(device)
         return upload
+
+    def _check_agreed(self, upload: Upload) -> None:
+        """How much a client weighs is agreed on once, and not its word in every round."""
+        withheld = withholds_samples(self._job.method)
+        agreed = 1 if withheld else self._nodes.samples(upload.client)
+        if agreed is None:
+            agreed = self._said.setdefault(upload.client, upload.samples)
+        if upload.samples != agreed:
+            raise Malformed(
+                f"it says {upload.samples} samples, {agreed} are agreed on. If its data has changed, start the run "
+                "again to go on with it."
+            )
+        sgd = self._job.sgd
+        if sgd.steps is None and withheld:
+            return
+        steps = sgd.steps_for(agreed)
+        if upload.steps != steps:
+            raise Malformed(f"it says {upload.steps} steps; with what is agreed on it takes {steps}.")
 
     def _too_few(
         self, clients: Sequence[int], answers: dict[int, Upload | Missing], good: int, minimum: int

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from ..errors import FedflatError, MissingExtra, explained
 if TYPE_CHECKING:
     from cryptography import x509
 
+MOST_NODES, MOST_DAYS = 100_000, 36_500
 PUBLIC, PRIVATE = 0o644, 0o600
 
 
@@ -28,8 +30,11 @@ def make_keys(directory: Path, nodes: int, hosts: list[str], port: int = 8443, d
         raise MissingExtra("cryptography", "flower", "Making keys") from None
     if nodes < 1 or days < 1:
         raise FedflatError(f"{nodes} nodes for {days} days: give at least 1 of each.")
+    if nodes > MOST_NODES or days > MOST_DAYS:
+        raise FedflatError(f"{nodes} nodes for {days} days: at most {MOST_NODES:,} and {MOST_DAYS:,}.")
     if not hosts:
         raise FedflatError("Name the server's host, such as --host 127.0.0.1.")
+    hosts = [_ascii(host) for host in hosts]
     authority_key, server_key = _new_key(), _new_key()
     authority = _certificate("fedflat federation", authority_key, None, authority_key, days, [])
     server = _certificate(hosts[0], server_key, authority, authority_key, days, hosts)
@@ -141,6 +146,17 @@ def _alternative(host: str) -> x509.GeneralName:
     with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
     return x509.DNSName(host)
+
+
+def _ascii(host: str) -> str:
+    """A host's name as certificates and files have it: letters that are not ASCII are written in another way."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    with contextlib.suppress(UnicodeError):
+        name = host.encode("idna").decode("ascii")
+        if re.fullmatch(r"(\*\.)?[A-Za-z0-9_.-]+", name):
+            return name
+    raise FedflatError(f"--host {host!r} is no name of a host.")
 
 
 def _connection(host: str, port: int, root: Path) -> str:

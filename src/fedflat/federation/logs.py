@@ -18,6 +18,6 @@ def to_console() -> None:
         _log.propagate = False
 
 
-def say(level: int, sentence: str) -> None:
-    """One line."""
-    _log.log(level, "%s", sentence)
+def say(level: int, sentence: str, problem: BaseException | None = None) -> None:
+    """One line; of an exception nobody expected, where it came from too."""
+    _log.log(level, "%s", sentence, exc_info=problem)

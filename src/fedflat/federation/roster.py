@@ -28,6 +28,7 @@ class Roster(Federation):
         self._clients, self._shape = clients, tuple(shape)
         if held is not None:
             self.pipeline, self._test = held.pipeline, held._test
+            self._test_groups, self.test_group_names = held._test_groups, held.test_group_names
         elif test is not None:
             self._test = Federation([test], classes=classes)._arrays[0]  # type: ignore[list-item]
         if self.test is not None and self.pipeline.shape(tuple(self.test.inputs.shape[1:])) != self._shape:
@@ -47,8 +48,12 @@ class Roster(Federation):
         return self._shape
 
     def about(self) -> dict[str, Any]:
-        """What a run with other clients has not in common."""
-        return {"name": self.name, "clients": len(self)}
+        """What is known here, and what a run with other clients has not in common."""
+        about: dict[str, Any] = {"name": self.name, "clients": len(self), "data": "on the nodes"}
+        about |= {"shape": list(self._shape), "classes": self.classes}
+        if self.vocabulary is not None:
+            about["vocabulary"] = self.vocabulary
+        return {**about, "test_samples": 0 if self.test is None else len(self.test)}
 
     def labels_by_client(self) -> None:
         """Nobody told."""

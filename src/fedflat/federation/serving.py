@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,19 @@ from ..experiments.building import make_participation, make_sgd
 from ..experiments.experiment import Experiment
 from ..experiments.reading import load_experiment
 from ..files import replace_file
+from ..on_nodes import as_on_nodes
+from ..privacy import withholds_samples
 from ..round import Round
 from ..training import Run, train
 from .client import ModelHook
 from .engine import Flower
 from .logs import say, to_console
-from .nodes import Nodes
+from .nodes import Given, Nodes
 from .patience import Patience
 from .roster import Roster
 
+MAX_SHARE = 0.5
+"""Of a round's weight, for one client, where the experiment says nothing; it says 1 for no limit."""
 OTHER_SETTINGS = ("out", "report")
 """What an app's config may say beside `Patience`."""
 
@@ -43,6 +47,9 @@ def server_app(
     test: Callable[[], Federation] | None = None,
     model: ModelHook | None = None,
     loss: LossFunction = F.cross_entropy,
+    shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    vocabulary: int | None = None,
 ) -> ServerApp:
     """A Flower `ServerApp` that runs an experiment file on the clients that connect.
 
@@ -51,6 +58,10 @@ def server_app(
         test: the server's test set, as the test set of any federation; without one only the clients test.
         model: makes the model, if it is none that is known by name; the clients' app needs the same.
         loss: from outputs and targets to the mean loss of a batch.
+        shape: of one sample, as the model sees it. By default that of the server's test set; without any, what more
+            than half of the nodes say.
+        classes: how many there are; by default as with the shape.
+        vocabulary: of text, how many words; goes with the shape.
     """
     app = ServerApp()
 
@@ -59,7 +70,9 @@ def server_app(
         to_console()
         try:
             out, patience, report = read_settings(context.run_config, Path(experiment).stem)
-            serve(grid, load_experiment(Path(experiment)), out, patience, test, model, loss, report)
+            given = Given(None if shape is None else tuple(shape), classes, vocabulary)
+            asked = load_experiment(Path(experiment))
+            serve(grid, asked, out, patience, test, model, loss, report, given=given)
         except FedflatError as problem:
             say(logging.ERROR, f"Error: {problem}")
             raise
@@ -77,6 +90,7 @@ def serve(
     loss: LossFunction = F.cross_entropy,
     report: bool = True,
     nodes: Nodes | None = None,
+    given: Given | None = None,
 ) -> Run:
     """Run an experiment; a run that is in `out` already is gone on with. `nodes` spares asking again who there is."""
     patience = patience or Patience()
@@ -88,14 +102,21 @@ def serve(
             "checkpoint_every: a federation is checkpointed after every round, since clients keep only their last "
             "states. Leave it out."
         )
+    if filled.measure:
+        raise FedflatError(
+            "measure: a real federation records no measures, since they look at clients' data and local models. "
+            "Leave it out, or measure in a simulation."
+        )
     clients = filled.clients or 1
-    nodes = nodes or Nodes(grid, clients, patience)
-    facts = nodes.wait()
+    method = as_method(filled.method)
     held = test() if test is not None else None
+    if nodes is None:
+        known = _known(given or Given(), held)
+        nodes = Nodes(grid, clients, patience, known, samples=not withholds_samples(method))
+    facts = nodes.wait()
     federation = Roster(clients, facts.shape, facts.classes, facts.vocabulary, held)
     name = filled.model or "mlp"
     engine = Flower(grid, nodes, "" if model is not None else name, run_name(out), patience, report)
-    method = as_method(filled.method)
     say(logging.INFO, f"{method.name}: {filled.rounds} rounds with {clients} clients, in {out}")
     run = train(
         federation,
@@ -109,22 +130,39 @@ def serve(
         eval_every=filled.eval_every,
         seed=filled.seed,
         dtype=getattr(torch, filled.dtype),
+        fast=filled.fast,
         device=filled.device,
         engine=engine,
         buffers=filled.buffers,
         on_bad_upload=filled.bad_uploads,
+        # one hostile client must not end the run: where nothing is said, its round is undone
+        on_divergence=filled.on_divergence if "on_divergence" in filled.model_fields_set else "restore",
         norm_bound=filled.norm_bound,
         over_bound=filled.over_bound,
+        max_share=MAX_SHARE if filled.max_share is None else filled.max_share,
+        aggregate=filled.aggregate,
         loss=loss,
         out=out,
         on_round=_tell,
         threads=filled.threads,
         resume=True,
         checkpoint_every=1,
-        experiment=filled.written(),
+        experiment=as_on_nodes(filled.written(), filled.model if model is None else None),
     )
     say(logging.INFO, f"done; the model is {out / 'model.safetensors'}")
     return run
+
+
+def _known(given: Given, test: Federation | None) -> Given:
+    """What the server knows of samples: what it was told, else what its test set has."""
+    if test is None:
+        return given
+    told = given.shape is not None
+    return Given(
+        given.shape if told else test.sample_shape,
+        given.classes or test.classes,
+        given.vocabulary if told else test.vocabulary,
+    )
 
 
 def read_settings(config: Mapping[str, Any], name: str) -> tuple[Path, Patience, bool]:
@@ -168,3 +206,5 @@ def _tell(round: Round) -> None:
         say(logging.WARNING, f"refused: {sentence}")
     for sentence in round.clipped:
         say(logging.WARNING, f"clipped: {sentence}")
+    for sentence in round.dropped:
+        say(logging.WARNING, f"upload kept: {sentence}")

@@ -11,7 +11,7 @@ from ..errors import FedflatError
 from ..local_sgd import LocalSGD
 from ..method import Method
 
-FORMAT = 1
+FORMAT = 3
 """Raise it when terms or messages change; a client refuses others."""
 
 
@@ -34,6 +34,8 @@ class Terms:
     dtype: str
     report: bool
     """whether clients test what they receive and say how it did"""
+    convolutions: str | None
+    """the column of `models.fast` that the model's convolutions go by, chosen for the server's processor"""
     format: int = FORMAT
 
     @classmethod
@@ -50,10 +52,24 @@ class Terms:
         buffers: str,
         dtype: str,
         report: bool,
+        convolutions: str | None,
     ) -> Terms:
         """From the things they mean."""
         local = asdict(sgd)
-        return cls(run, str(method), local, model, shape, classes, vocabulary, seed, buffers, dtype, report)
+        return cls(
+            run,
+            str(method),
+            local,
+            model,
+            shape,
+            classes,
+            vocabulary,
+            seed,
+            buffers,
+            dtype,
+            report,
+            convolutions,
+        )
 
     def text(self) -> str:
         """As JSON."""
@@ -73,11 +89,21 @@ class Terms:
         except (TypeError, KeyError, AttributeError, json.JSONDecodeError):
             raise FedflatError("The server's message has no readable terms.") from None
         # it becomes a directory's name
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", terms.run):
+        if not isinstance(terms.run, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", terms.run):
             raise FedflatError("The server's message names a run that cannot be.")
+        if not isinstance(terms.model, str) or not re.fullmatch(r"[A-Za-z0-9_-]*", terms.model):
+            raise FedflatError(
+                "The server's message names a model by more than a name: a node opens no file that a server asks "
+                "for. Weights come with the message."
+            )
+        if terms.dtype not in ("float32", "float64"):
+            raise FedflatError("The server's message names a type of numbers that cannot be.")
         return terms
 
     @property
     def sgd(self) -> LocalSGD:
         """The clients' optimiser."""
-        return LocalSGD(**self.local)
+        try:
+            return LocalSGD(**self.local)
+        except TypeError:
+            raise FedflatError("The server's message has no readable terms.") from None

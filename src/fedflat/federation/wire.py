@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from ..errors import FedflatError
 from ..messages import Upload
 from ..slots import memory
+from .kept import Receipt
+from .reply import NUMBERS, reply_of
 
 LAYOUT = "fedflat.little-endian"
 """How the bytes of an array are meant: one number after the other, nothing else."""
 
-NUMBERS = (
-    "client",
-    "round",
-    "samples",
-    "steps",
-    "forward",
-    "backward",
-    "spared_forward",
-    "spared_backward",
-)
-"""Whole numbers of an upload."""
-
 MOST = 2**53
 """No whole number of an upload is larger."""
+LARGEST_LOSS = float(torch.finfo(torch.float32).max)
+"""No loss is larger: its square is still a number."""
+PASSES = 100
+"""No method makes more passes over a batch in a step."""
+NAMES = 64
+"""No part of a reply has more names."""
+
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, DecodeError)
+"""What reading a stranger's message may raise, in Flower or here; not that the server cannot be reached."""
 
 
 class Malformed(FedflatError):
@@ -56,6 +55,7 @@ def from_record(record: Any, sizes: Mapping[str, int | None], dtype: torch.dtype
     """
     if not isinstance(record, ArrayRecord):
         raise Malformed(f"its vectors came as {type(record).__name__}, not as arrays.")
+    _check_names("vectors", record)
     missing = [name for name in sizes if name not in record]
     if missing:
         raise Malformed(f"'{missing[0]}' is missing.")
@@ -72,7 +72,8 @@ def from_array(name: str, array: Array, size: int | None, dtype: torch.dtype) ->
     if array.dtype != str(dtype).removeprefix("torch."):
         raise Malformed(f"'{name}' has type {shown(array.dtype)}, expected {dtype}.")
     shape = tuple(array.shape)
-    if len(shape) != 1 or (size is not None and shape[0] != size):
+    whole = len(shape) == 1 and isinstance(shape[0], int) and shape[0] >= 0
+    if not whole or (size is not None and shape[0] != size):
         raise Malformed(f"'{name}' has shape {shown(shape)}, expected ({'any' if size is None else size},).")
     if len(array.data) != shape[0] * dtype.itemsize:
         raise Malformed(f"'{name}' has {len(array.data)} bytes, expected {shape[0] * dtype.itemsize}.")
@@ -81,20 +82,15 @@ def from_array(name: str, array: Array, size: int | None, dtype: torch.dtype) ->
     return torch.frombuffer(bytearray(array.data), dtype=dtype)
 
 
-def from_upload(upload: Upload, receipt: tuple[int, int] | None) -> RecordDict:
-    """A client's reply: its vectors, its numbers, what it measured, and which state it has kept."""
-    vectors = {"update": upload.update, **upload.vectors}
-    if upload.buffers is not None:
-        vectors["buffers"] = upload.buffers
-    whole = {name: int(getattr(upload, name)) for name in NUMBERS}
-    content = RecordDict(
-        {"vectors": to_record(vectors), "numbers": MetricRecord({**whole, "loss": float(upload.loss)})}
+def from_upload(upload: Upload, receipt: Receipt | None) -> RecordDict:
+    """A client's reply, as `reply_of` has it."""
+    parts: Any = reply_of(upload, receipt)
+    return RecordDict(
+        {
+            part: to_record(fields) if part == "vectors" else MetricRecord(fields)
+            for part, fields in parts.items()
+        }
     )
-    if upload.report:
-        content["report"] = MetricRecord({name: float(value) for name, value in upload.report.items()})
-    if receipt is not None:
-        content["receipt"] = MetricRecord({"round": receipt[0], "checksum": receipt[1]})
-    return content
 
 
 def to_upload(
@@ -104,11 +100,12 @@ def to_upload(
     sizes: Mapping[str, int],
     buffers: int | None,
     dtype: torch.dtype,
-) -> tuple[Upload, tuple[int, int] | None]:
+) -> tuple[Upload, Receipt | None]:
     """An upload and the receipt of the state that its client kept; what is not as agreed is an error."""
     refusal = content.get("refusal")
     if isinstance(refusal, ConfigRecord):
         raise Malformed(f"it refused: {shown(refusal.get('reason'), 1000)}")
+    _check_names("records", content)
     odd = [name for name in content if name not in ("vectors", "numbers", "report", "receipt")]
     if odd:
         raise Malformed(f"the reply holds {shown(odd[0])}, which was not asked for.")
@@ -117,24 +114,79 @@ def to_upload(
     if buffers is not None:
         expected["buffers"] = buffers
     vectors = from_record(record, expected, dtype)
+    for name, vector in vectors.items():
+        _check_range(name, vector)
     numbers = _metrics(content, "numbers", (*NUMBERS, "loss"))
     whole: dict[str, Any] = {name: _whole(name, numbers[name]) for name in NUMBERS}
     if whole["client"] != client or whole["round"] != round:
         raise Malformed(f"it answered as client {whole['client']} for round {whole['round']}.")
-    report: dict[str, float] = {}
-    if "report" in content:
-        report = _metrics(content, "report", ("accuracy", "loss", "samples"), optional=("accuracy",))
-        if not all(math.isfinite(value) for value in report.values()):
-            raise Malformed("its report holds NaN or infinite values.")
+    _check_counts(whole)
+    notes: list[str] = []
+    loss, report = numbers["loss"], {}
+    if loss == loss and not abs(loss) <= LARGEST_LOSS:  # NaN: the method withholds it
+        notes.append(f"its training loss of {shown(loss)} is left out.")
+        loss = math.nan
+    try:
+        report = _report(content)
+    except Malformed as problem:
+        notes.append(f"its report is left out: {problem}")
     receipt = None
     if "receipt" in content:
-        kept = _metrics(content, "receipt", ("round", "checksum"))
-        receipt = (_whole("round", kept["round"]), _whole("checksum", kept["checksum"]))
+        kept = _metrics(content, "receipt", ("round", "mark"))
+        receipt = (_whole("round", kept["round"]), _whole("mark", kept["mark"]))
     update, held = vectors.pop("update"), vectors.pop("buffers", None)
     upload = Upload(
-        **whole, loss=float(numbers["loss"]), update=update, vectors=vectors, buffers=held, report=report
+        **whole,
+        loss=float(loss),
+        update=update,
+        vectors=vectors,
+        buffers=held,
+        report=report,
+        notes=tuple(notes),
     )
     return upload, receipt
+
+
+def _report(content: RecordDict) -> dict[str, float]:
+    """What a client found of the model it received; it may have nothing to say."""
+    if "report" not in content:
+        return {}
+    report = _metrics(content, "report", ("accuracy", "loss", "samples"), optional=("accuracy",))
+    if not 0 < report["samples"] <= MOST:
+        raise Malformed(f"it tested on {shown(report['samples'])} samples.")
+    if not 0 <= report.get("accuracy", 0) <= 1:
+        raise Malformed(f"an accuracy of {shown(report['accuracy'])}.")
+    if not abs(report["loss"]) <= LARGEST_LOSS:
+        raise Malformed(f"a loss of {shown(report['loss'])}.")
+    return {name: float(value) for name, value in report.items()}
+
+
+def _check_range(name: str, vector: Tensor) -> None:
+    """No entry may be so large that sums and squares of a round overflow: one client could undo every round.
+
+    That is the fourth root of what a float can be, 4e9 in single precision. NaN and infinity the server refuses.
+    """
+    largest = max(map(abs, (bound.item() for bound in torch.aminmax(vector)))) if len(vector) else 0.0
+    most = torch.finfo(vector.dtype).max ** 0.25
+    if most < largest < math.inf:
+        raise Malformed(f"'{name}' holds {largest:.2g}; no number of an upload may exceed {most:.2g}.")
+
+
+def _check_counts(whole: Mapping[str, int]) -> None:
+    """Passes must be possible for the steps, and none is spared that was not to be made."""
+    if not whole["samples"] or not whole["steps"]:
+        raise Malformed(f"{whole['samples']} samples and {whole['steps']} steps: both must be positive.")
+    for kind in ("forward", "backward"):
+        made, spared = whole[kind], whole[f"spared_{kind}"]
+        if made > PASSES * whole["steps"] or spared > made:
+            raise Malformed(
+                f"{made} {kind} passes, {spared} of them spared, in {whole['steps']} steps: that cannot be."
+            )
+
+
+def _check_names(part: str, record: Any) -> None:
+    if len(record) > NAMES:
+        raise Malformed(f"its {part} have {len(record)} names.")
 
 
 def _metrics(
@@ -143,6 +195,7 @@ def _metrics(
     record = content.get(part)
     if not isinstance(record, MetricRecord):
         raise Malformed(f"its {part} are missing.")
+    _check_names(part, record)
     if not set(names) - set(optional) <= set(record) <= set(names):
         raise Malformed(f"its {part} are {shown(sorted(record))}, expected {sorted(names)}.")
     found = {}
@@ -161,5 +214,9 @@ def _whole(name: str, value: float) -> int:
 
 def shown(thing: object, most: int = 80) -> str:
     """Something a stranger sent, safe in a log: one line, printable, not long."""
-    text = re.sub(r"[^\x20-\x7e\u00a0-\uffff]", "?", str(thing))
+    try:
+        text = str(thing)[: most + 1]
+    except ValueError:  # a number of thousands of digits
+        text = f"{'-' if isinstance(thing, int) and thing < 0 else ''}more than 4000 digits"
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= most else f"{text[:most]}…"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FedflatError, nearest
+from ..experiments.compare import REPORTED
+from .footnote import noted
 from .lines import draw_against, line_of
 from .style import legend_above, look, panels
 from .trials import Runs, gather
@@ -20,8 +23,11 @@ VALUES = {
     "worst_decile": ("accuracy of the worst tenth of clients (%)", 100.0),
 }
 """What there is to draw: what the axis says, and the factor."""
+TESTED = ("accuracy", "loss")
+"""What clients report where the server has no test set."""
 
 
+@noted
 def learning_curves(
     runs: Runs,
     value: str = "accuracy",
@@ -48,6 +54,15 @@ def learning_curves(
     if missing:
         raise FedflatError(f"{missing[0]} has no {value.replace('_', ' ')} yet: no round has been tested.")
     label, scale = VALUES[value]
+    if value in TESTED and any(one.by_clients for one in trials):
+        label = label.removeprefix("test ")
+        if all(one.by_clients for one in trials):
+            label = label.replace(value, value + REPORTED)
+        else:
+            lines = [
+                replace(line, name=f"{line.name},{REPORTED}") if line is not None and one.by_clients else line
+                for one, line in zip(trials, lines, strict=True)
+            ]
     with look():
         figure, (axes,) = panels(1, width, 2.3)
         draw_against(axes, lines, against, label, scale)

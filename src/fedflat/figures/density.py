@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FedflatError
 from ..flatness.density import SpectralDensity
+from .footnote import noted
 from .stored import results
 from .style import legend_above, look, panels, pen, sparse
 from .trials import Place
@@ -18,6 +19,7 @@ FLOOR = 1e-6
 """Of the highest density: what is below is not drawn."""
 
 
+@noted
 def spectral_densities(
     densities: Mapping[str, SpectralDensity] | Place | Sequence[Place],
     part: str = "train",
@@ -33,11 +35,11 @@ def spectral_densities(
     if isinstance(densities, Mapping):
         named = dict(densities)
     else:
-        found = results(densities, "density", part, "--density")
+        found = results(densities, "density", part, "--density", _density)
         named = {
-            f"{name}, seed {number}" if len(every) > 1 else name: _density(result)
+            f"{name}, seed {number}" if len(every) > 1 else name: density
             for name, every in found.items()
-            for number, result in enumerate(every)
+            for number, density in enumerate(every)
         }
     with look():
         figure, (axes,) = panels(1, width, 2.2)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import FedflatError, nearest
 from ..flatness.landscape import Landscape
+from .footnote import noted
 from .levels import Scale
 from .lines import Line, draw_lines
 from .stored import stored_landscape
@@ -22,6 +23,7 @@ ACROSS = 3
 """Panels in a row of a figure that is two columns wide."""
 
 
+@noted
 def landscapes(
     seen: Landscape | Place | Sequence[Place],
     parts: Sequence[str] | None = None,

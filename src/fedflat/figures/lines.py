@@ -63,17 +63,17 @@ COSTS = {
     "rounds": Cost("round", lambda row: 1.0),
     "bytes": Cost(
         "traffic down and up",
-        lambda row: row["bytes_down"] + row["bytes_up"],
+        lambda row: (row.get("bytes_down") or 0) + (row.get("bytes_up") or 0),
         ((0, 1e6, "MB"), (2e9, 1e9, "GB"), (2e12, 1e12, "TB")),
     ),
     "passes": Cost(
         "forward and backward passes",
-        lambda row: row["forward"] + row["backward"],
+        lambda row: (row.get("forward") or 0) + (row.get("backward") or 0),
         ((0, 1, ""), (2e4, 1e3, "thousands"), (2e7, 1e6, "millions")),
     ),
     "seconds": Cost(
         "training time",
-        lambda row: row["seconds"],
+        lambda row: row.get("seconds"),
         ((0, 1, "seconds"), (300, 60, "minutes"), (3 * 3600, 3600, "hours")),
     ),
 }
@@ -174,4 +174,6 @@ def draw_against(
     draw_lines(axes, lines, per, scale)
     axes.set(xlabel=with_unit(cost.noun, unit), ylabel=label)
     if against == "rounds":
-        axes.locator_params("x", integer=True)
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import FedflatError, nearest
 from ..flatness import MEASURES
+from .footnote import noted
 from .lines import Line, draw_against, line_of, recorded
 from .style import legend_above, look, panels
 from .trials import Runs, Trials, gather
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
 UNITS = {
     "distance": "flatness distance",
+    "distance to server": "distance to the server's model",
     "discrepancy": "flatness discrepancy",
+    "discrepancy (active)": "flatness discrepancy, active clients",
     "drift": "diversity of updates",
+    "gradient-drift": "diversity of gradients",
     "eigenvalues": r"$\lambda_{\max}$ of the Hessian",
     "trace": "trace of the Hessian",
     "low-pass": "low-pass filtered loss",
@@ -26,6 +30,7 @@ UNITS = {
 """What the axis says, where the name alone would not do."""
 
 
+@noted
 def measure_curves(
     runs: Runs,
     measures: str | Sequence[str] = "sharpness",
@@ -65,7 +70,7 @@ def _line(trials: Trials, name: str, against: str, smooth: int) -> Line:
 def _refusal(trials: Trials, name: str) -> str:
     there = {key for history in trials.histories for row in history for key in row.get("measures") or {}}
     bare = name.split(" ")[0]
-    if bare in MEASURES:
+    if bare in MEASURES and not any(key.startswith(bare) for key in there):
         hint = (
             f" Record it while training: `fedflat run --measure {bare}`, or `measure: [{bare}]` in the file."
         )

@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import FedflatError, nearest
 from ..flatness.estimate import Estimate
 from ..flatness.radius import RadiusProfile
+from .footnote import noted
 from .lines import Line, draw_lines
 from .stored import results
 from .style import legend_above, look, panels
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ALONG = {"random": "in random directions", "gradient": "uphill"}
 
 
+@noted
 def loss_by_radius(
     profiles: Mapping[str, RadiusProfile] | Place | Sequence[Place],
     along: str | Sequence[str] = "random",
@@ -39,8 +41,7 @@ def loss_by_radius(
     if isinstance(profiles, Mapping):
         named = {name: [profile] for name, profile in profiles.items()}
     else:
-        found = results(profiles, "radius", part, "--radius")
-        named = {name: [_profile(result) for result in every] for name, every in found.items()}
+        named = results(profiles, "radius", part, "--radius", _profile)
     with look():
         figure, axes = panels(len(ways), width, 2.3)
         for one, way in zip(axes, ways, strict=True):

@@ -12,8 +12,9 @@ import numpy as np
 from ..composition import as_method, method_terms
 from ..data.partitions.text import partition_parts
 from ..errors import FedflatError, nearest
-from ..experiments.compare import Group, Mean, _mean, _names, compare, describe, find_runs
+from ..experiments.compare import REPORTED, Group, Mean, _mean, _names, compare, describe, find_runs
 from ..rundirectory import read_metrics
+from .footnote import noted
 from .lines import Line, draw_lines
 from .style import legend_above, look, panels
 from .trials import written
@@ -27,22 +28,24 @@ WIDE = 20
 """From such a ratio of the largest to the smallest value on, steps are multiples and the axis is logarithmic."""
 
 
+@noted
 def sensitivity(
     runs: str | Path | Sequence[str | Path],
     by: str,
     last: int = 10,
     measures: Sequence[str] = (),
     width: str = "one",
+    along_with: Sequence[str] = (),
 ) -> Figure:
     """Accuracy over the last tests against a setting such as `method.rho`, `partition.alpha` or `local.epochs`.
 
-    A line for everything else that differs, bars are the deviation over seeds. With `measures` a panel for each,
-    as last recorded.
+    A line for everything else that differs, but for settings that change `along_with` it; bars are the deviation over
+    seeds. With `measures` a panel for each, as last recorded.
     """
     groups = compare(find_runs([runs] if isinstance(runs, str | Path) else runs), last)
-    values = [setting(group.runs[0], by) for group in groups]
+    values, form = _as_numbers([setting(group.runs[0], by) for group in groups])
     lines: dict[str, list[int]] = {}
-    rests = [_without(_described(group.runs[0]), by) for group in groups]
+    rests = [_without(_described(group.runs[0]), [by, *along_with]) for group in groups]
     for number, rest in enumerate(rests):
         lines.setdefault(json.dumps(rest, sort_keys=True, default=str), []).append(number)
     names = [written(name) for name in _names([rests[members[0]] for members in lines.values()])]
@@ -52,9 +55,27 @@ def sensitivity(
             means = [_result(group, measure) for group in groups]
             scale = 100.0 if measure is None else 1.0
             _draw(panel, values, means, dict(zip(names, lines.values(), strict=True)), scale)
-            panel.set(xlabel=_label(by), ylabel=measure or f"test accuracy, last {last} (%)")
+            panel.set(xlabel=_label(by) + form, ylabel=measure or f"{_tested(groups)}, last {last} (%)")
         legend_above(figure, axes)
     return figure
+
+
+def _tested(groups: Sequence[Group]) -> str:
+    """Whose accuracy it is."""
+    if not any(group.by_clients for group in groups):
+        return "test accuracy"
+    return f"accuracy{REPORTED}" if all(group.by_clients for group in groups) else "accuracy"
+
+
+def _as_numbers(values: list[Any]) -> tuple[list[Any], str]:
+    """Texts that differ in a number, such as bernoulli:0.1, as these numbers; and what the texts have in common."""
+    parted = [value.partition(":") if isinstance(value, str) else ("", "", "") for value in values]
+    forms = {form for form, _, _ in parted}
+    try:
+        numbers = [float(number) for _, _, number in parted]
+    except ValueError:
+        return values, ""
+    return (numbers, f" ({forms.pop()})") if len(forms) == 1 else (values, "")
 
 
 def _label(key: str) -> str:
@@ -90,13 +111,15 @@ def _described(run: Path) -> dict[str, Any]:
     return about
 
 
-def _without(about: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A description without its seed and one setting."""
-    section, _, name = key.partition(".")
-    rest = {k: v for k, v in about.items() if k not in ("seed", key)}
-    if section == "method" and name:
+def _without(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """A description without its seed and some settings."""
+    rest = {k: v for k, v in about.items() if k not in ("seed", *keys)}
+    names = [
+        name for section, _, name in (key.partition(".") for key in keys) if section == "method" and name
+    ]
+    if names:
         terms = method_terms(about["method"])
-        rest["method"] = [{term: {k: v for k, v in given.items() if k != name}} for term, given in terms]
+        rest["method"] = [{term: {k: v for k, v in given.items() if k not in names}} for term, given in terms]
     return rest
 
 
@@ -106,7 +129,7 @@ def _result(group: Group, measure: str | None) -> Mean:
             raise FedflatError(f"{group.name} has no accuracy yet: no round has been tested.")
         return group.last
     found = []
-    for run in group.runs:
+    for run in group.counted:
         numbers = [(row.get("measures") or {}).get(measure) for row in read_metrics(run)]
         taken = [number for number in numbers if number is not None]
         if not taken:
@@ -120,8 +143,11 @@ def _result(group: Group, measure: str | None) -> Mean:
 def _draw(
     axes: Axes, values: list[Any], means: list[Mean], lines: Mapping[str, list[int]], scale: float
 ) -> None:
-    """The lines; values that are no numbers stand side by side."""
+    """The lines; values stand side by side if they are no numbers, or 0 and others of several magnitudes."""
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if numeric and 0 in values and _wide([value for value in values if value]):
+        values, means, lines = _in_order(values, means, lines)
+        numeric = False  # neither a linear nor a logarithmic axis has room for these
     places: list[Any] = sorted(set(values)) if numeric else list(dict.fromkeys(map(str, values)))
     drawn = []
     for name, members in lines.items():
@@ -136,8 +162,22 @@ def _draw(
     draw_lines(axes, drawn, scale=scale)
     if not numeric:
         axes.set_xticks(range(len(places)), [str(place) for place in places])
-    elif places[0] > 0 and places[-1] / places[0] >= WIDE:
+    elif _wide(places):
         axes.set_xscale("log")
     if numeric and len(places) <= 10:
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.minorticks_off()
+
+
+def _wide(values: Sequence[float]) -> bool:
+    """Whether positive numbers are of several magnitudes."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= WIDE
+
+
+def _in_order(
+    values: list[Any], means: list[Mean], lines: Mapping[str, list[int]]
+) -> tuple[list[str], list[Mean], dict[str, list[int]]]:
+    """All of it in ascending order of the values, which become words."""
+    order = sorted(range(len(values)), key=lambda number: values[number])
+    moved = {name: [order.index(member) for member in members] for name, members in lines.items()}
+    return [f"{values[n]:g}" for n in order], [means[n] for n in order], moved

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import FedflatError
 from ..flatness.landscape import Landscape
+from .footnote import noted
 from .landscape import choose, in_a_row, titled
 from .levels import Scale
 from .style import HEAT, columns_wide, look, name_panels
@@ -21,6 +22,7 @@ FINE = 96
 """Points to a side of the grid that is drawn."""
 
 
+@noted
 def surfaces(
     seen: Landscape | Place | Sequence[Place],
     parts: Sequence[str] | None = None,

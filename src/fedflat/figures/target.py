@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FedflatError
 from ..experiments.compare import Mean, _first, _mean, _method_name, describe
+from .footnote import noted
 from .lines import cost_named, spent, with_unit
 from .style import MARKERS, legend_above, look, panels, pen
 from .trials import Runs, Trials, gather, written
@@ -37,9 +39,10 @@ class Reached:
     of: int
 
 
+@noted
 def cost_to_target(
     runs: Runs,
-    target: float,
+    target: float | None = None,
     computation: str = "seconds",
     communication: str = "bytes",
     width: str = "one",
@@ -48,8 +51,10 @@ def cost_to_target(
 
     A method's experiments, such as its partitions, are joined by a line, with a marker for each partition; bars are
     the deviation over seeds. A hollow marker has seeds that did not get there; experiments none of whose seeds did
-    are named below.
+    are named below. Without a target it is the highest whole per cent that all runs reach.
     """
+    if target is None:
+        target = _reached_by_all(gather(runs))
     if not 0 < target <= 1:
         raise FedflatError(f"target={target}: give an accuracy as a fraction, such as 0.8.")
     found = [_reached(trials, target, computation, communication) for trials in gather(runs)]
@@ -81,6 +86,15 @@ def cost_to_target(
             text = textwrap.fill(f"not reached: {', '.join(lost)}", 70 if width == "one" else 150)
             figure.supxlabel(text, fontsize=6, color="#555555")
     return figure
+
+
+def _reached_by_all(trials: Sequence[Trials]) -> float:
+    histories = [history for one in trials for history in one.histories]
+    best = [max((row.get("accuracy") or 0.0 for row in history), default=0.0) for history in histories]
+    whole = math.floor(100 * min(best) + 1e-9)  # 0.57 is 57 %, though 100 * 0.57 is a little less
+    if whole < 1:
+        raise FedflatError("No accuracy is reached by all runs: give a target, such as 0.8.")
+    return whole / 100
 
 
 def _by_number(setting: str) -> tuple[list[float], str]:

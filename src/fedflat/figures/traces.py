@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import FedflatError, nearest
+from .footnote import noted
 from .lines import draw_against, line_of, recorded
 from .style import legend_above, look, panels
 from .trials import Runs, Trials, gather
@@ -13,9 +14,16 @@ from .trials import Runs, Trials, gather
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SYMBOLS = {"alpha": r"$\alpha$", "c": r"$c$"}
+SYMBOLS = {
+    "alpha": r"$\alpha$",
+    "c": r"$c$",
+    "cosine": r"mean $\cos(G_k, g)$",
+    "one-minus-cosine": r"mean $1-\cos(G_k, g)$",
+    "divergence": r"$D$, mean length of updates",
+}
 
 
+@noted
 def traces(
     runs: Runs,
     names: str | Sequence[str] | None = None,

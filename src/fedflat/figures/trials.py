@@ -13,6 +13,7 @@ from ..errors import FedflatError
 from ..experiments.compare import compare, describe, find_runs
 from ..methods import METHODS
 from ..rundirectory import read_metrics
+from ..tested import by_clients, tested
 
 if TYPE_CHECKING:
     from ..training import Run
@@ -35,6 +36,11 @@ class Trials:
     places: list[Path]
     """the directories, of what was read from one"""
 
+    @property
+    def by_clients(self) -> bool:
+        """Whether accuracy and loss are what clients reported, where the server has no test set."""
+        return any(map(by_clients, self.histories))
+
 
 def gather(runs: Runs) -> list[Trials]:
     """What to draw, in the order given; of directories, runs that differ in their seed alone are one."""
@@ -43,7 +49,7 @@ def gather(runs: Runs) -> list[Trials]:
     else:
         several = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
         groups = compare(find_runs([_place(one) for one in several]))
-        found = [Trials(written(group.name), _read(group.runs), group.runs) for group in groups]
+        found = [Trials(written(group.name), _read(group.counted), group.counted) for group in groups]
     if not found:
         raise FedflatError("There is nothing to draw: give at least one run.")
     return found
@@ -80,7 +86,7 @@ def _named(name: str, source: Any) -> Trials:
             raise _unnamed(one)
         else:
             histories.append(one if _is_history(one) else one.history)
-    return Trials(name, [*histories, *_read(places)], places)
+    return Trials(name, [*map(tested, histories), *_read(places)], places)
 
 
 def _place(given: Any) -> Place:
@@ -101,4 +107,4 @@ def _is_history(source: Any) -> bool:
 
 
 def _read(places: Sequence[Path]) -> list[History]:
-    return [read_metrics(place) for place in places]
+    return [tested(read_metrics(place)) for place in places]

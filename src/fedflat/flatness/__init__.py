@@ -35,7 +35,7 @@ _ALL = [
     ),
     Measure(
         "distance",
-        "mean squared distance of local models from the next global one (FedNSAM)",
+        "mean squared distance of local models from their average (FedNSAM)",
         "distance.flatness_distance",
         federated=True,
     ),
@@ -47,7 +47,13 @@ _ALL = [
     ),
     Measure(
         "drift",
-        "diversity of the clients' gradients, and the cosines between them",
+        "diversity of the clients' updates, and the cosines between them",
+        "drift.update_drift",
+        federated=True,
+    ),
+    Measure(
+        "gradient-drift",
+        "the same of the clients' gradients at the global model",
         "drift.gradient_drift",
         federated=True,
     ),

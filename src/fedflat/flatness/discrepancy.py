@@ -15,7 +15,7 @@ from ..flat import FlatModel
 from ..local_sgd import LocalSGD
 from .client_sharpness import ClientSharpness
 from .clients import choose, fitting
-from .local_round import local_round
+from .local_round import RunState, local_round
 from .sharpness import sharpness
 
 
@@ -42,23 +42,29 @@ def flatness_discrepancy(
     federation: Federation,
     rho: float = 0.05,
     local: LocalSGD | None = None,
-    method: MethodLike = "fedavg",
+    method: MethodLike | None = None,
     clients: Sequence[int] | None = None,
     seed: int = 0,
     local_models: Iterable[LocalModel] | None = None,
     loss: LossFunction = F.cross_entropy,
+    after: RunState | None = None,
 ) -> Discrepancy:
     """`| S_ρ(F; w) − Σ (m_i/m) S_ρ(F_i; w_i) |`, S_ρ the sharpness, F over all clients and F_i over client i.
 
     FedGF (Lee & Yoon 2024), Eq. 7, each maximum by one normalised ascent step on all of the data. The local models
-    w_i are trained from w in one round of `method` with `local`; or give those of a round that happened, as
-    `local_models`: then it costs two forward passes and a backward one over the union, and over each client.
+    w_i are trained from w in one round of `method`, FedAvg by default, with `local`, or in the next one `after` what
+    a run has done; or give those of a round that happened, as `local_models`: then it costs two forward passes and a
+    backward one over the union, and over each client. Eq. 7 has all clients; `clients` names some.
     """
     flat = FlatModel.of(model)
+    if after is not None:
+        flat = flat.copy(flat.vector.device)
+        flat.vector.copy_(after.server.w)
+        flat.write_buffers(after.server.buffers)
     federation = fitting(federation, flat)
     whole = sharpness(flat, federation, rho, loss=loss)
     if local_models is None:
-        local_models = _train(flat, federation, local, method, choose(federation, clients), seed, loss)
+        local_models = _train(flat, federation, local, method, choose(federation, clients), seed, loss, after)
     own = flat.copy(flat.vector.device)  # buffers of the local models go here
     names, values = [], []
     for one in local_models:
@@ -73,12 +79,14 @@ def _train(
     model: FlatModel,
     federation: Federation,
     local: LocalSGD | None,
-    method: MethodLike,
+    method: MethodLike | None,
     clients: Sequence[int],
     seed: int,
     loss: LossFunction,
+    after: RunState | None,
 ) -> Iterator[LocalModel]:
-    server, uploads = local_round(model, federation, local, method, clients, seed=seed, loss=loss)
-    start = server.download(clients[0]).start
+    server, uploads = local_round(
+        model, federation, local, method, clients, seed=seed, loss=loss, after=after
+    )
     for upload in uploads:
-        yield LocalModel(upload.client, start + upload.update, upload.buffers)
+        yield LocalModel(upload.client, server.start + upload.local_update, upload.buffers)

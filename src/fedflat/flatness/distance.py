@@ -1,4 +1,4 @@
-"""How far the local models end up from the global one."""
+"""How far apart the local models end up."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ..data.federation import Federation
 from ..evaluation import LossFunction
 from ..flat import FlatModel
 from ..local_sgd import LocalSGD
-from .clients import choose
-from .local_round import local_round
+from .local_round import RunState, local_round
 from .update_sums import UpdateSums
 
 
@@ -23,30 +22,31 @@ class FlatnessDistance:
     """The mean squared distance of local models."""
 
     distance: float
-    """from the next global model"""
-    to_average: float
-    """from the clients' weighted average, which is another model if the server adds momentum or duals"""
+    """from their plain average: FedNSAM's Definition 1"""
+    to_server: float
+    """from the server's next model, which weights, momentum or duals lead elsewhere"""
 
 
 def flatness_distance(
     model: nn.Module | FlatModel,
     federation: Federation,
     local: LocalSGD | None = None,
-    method: MethodLike = "fedavg",
+    method: MethodLike | None = None,
     clients: Sequence[int] | None = None,
     weighting: str = "samples",
     seed: int = 0,
     loss: LossFunction = F.cross_entropy,
+    after: RunState | None = None,
 ) -> FlatnessDistance:
-    """`(1/S) Σ ‖w_{i,K} − w^{t+1}‖²` over the clients of one round that starts at the model.
+    """`(1/S) Σ ‖w_{i,K} − w̄‖²`, w̄ the plain average of the `w_{i,K}`, over the clients of one round.
 
-    FedNSAM (Liu et al. 2025), Definition 1. The round is trained with `local` and `method`, whose state has its
-    initial value. During training `UpdateSums` gives the same for a round that happens anyway, at no pass at all.
+    FedNSAM (Liu et al. 2025), Definition 1. The round starts at the model and is trained with `local` and `method`,
+    FedAvg by default, whose state has its initial value; or it is the next one `after` what a run has done. During
+    training `UpdateSums` gives the same for a round that happens anyway, at no pass at all.
     """
-    chosen = choose(federation, clients)
-    server, uploads = local_round(model, federation, local, method, chosen, weighting, seed, loss)
-    start, sums = server.download(chosen[0]).start, UpdateSums()
+    server, uploads = local_round(model, federation, local, method, clients, weighting, seed, loss, after)
+    start, sums = server.start, UpdateSums()
     for upload in uploads:
-        sums.add(upload.update)
+        sums.add(upload.local_update)
     server.close()
-    return FlatnessDistance(sums.distance(start, server.w), sums.distance(start, server.average))
+    return FlatnessDistance(sums.distance(), sums.distance_to(start, server.w))

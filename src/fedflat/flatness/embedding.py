@@ -42,10 +42,10 @@ def penultimate_features(model: nn.Module | FlatModel, data: Shard | Federation)
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     rows = []
     try:
-        with surface.model.evaluating() as module, torch.inference_mode():
+        with surface.model.evaluating() as module, torch.no_grad():
             for inputs, _ in surface.data.batches(CHUNK):
                 given.clear()
-                module(inputs)
+                surface.model.outputs(inputs)
                 if not given:
                     raise FedflatError(
                         f"{type(module).__name__} calls no nn.Linear, whose input would be its features: end it in "

@@ -101,6 +101,8 @@ def _numbers(name: str, result: Any) -> list[tuple[str, float | None]]:
         return [(name, result)]
     if isinstance(result, Estimate):
         return [(name, result.value), (f"{name} low", result.low), (f"{name} high", result.high)]
+    if hasattr(result, "numbers"):  # a curve, which says at which places to look
+        return [(f"{name} {place}", value) for place, value in result.numbers().items()]
     if not dataclasses.is_dataclass(result):
         return []
     parts = [field.name for field in dataclasses.fields(result)]

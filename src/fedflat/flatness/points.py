@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import explained
+from ..parent import end_with_parent
 from ..slots import memory
 from .surface import Surface
 
@@ -56,6 +57,7 @@ _chart: Chart | None = None
 def _prepare(chart: Chart) -> None:
     """In every process: one thread, and what all points have in common."""
     global _chart
+    end_with_parent()
     torch.set_num_threads(1)
     _chart = chart
 

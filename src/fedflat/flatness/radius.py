@@ -26,6 +26,17 @@ class RadiusProfile:
     gradient: tuple[float, ...]
     """along the gradient's direction, uphill"""
 
+    def numbers(self, places: int = 4) -> dict[str, float]:
+        """The loss at a few radii, evenly spaced over all of them; `uphill` where that is another one."""
+        last = len(self.radii) - 1
+        found: dict[str, float] = {}
+        for index in sorted({round(last * place / max(1, places - 1)) for place in range(places)}):
+            radius = f"{self.radii[index]:g}"
+            found[radius] = self.random[index].value
+            if self.radii[index]:
+                found[f"{radius} uphill"] = self.gradient[index]
+        return found
+
 
 def loss_along_radius(
     model: nn.Module | FlatModel,

@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from ..data.federation import Federation
+from ..engines import Job
 from ..errors import FedflatError, nearest
 from ..evaluation import LossFunction
 from ..flat import FlatModel
 from ..messages import Upload
 from ..server import Server
+from ..store import ClientStore
 from . import MEASURES
 from .client_sharpness import ClientSharpness
-from .discrepancy import Discrepancy
+from .discrepancy import Discrepancy, flatness_discrepancy
 from .distance import FlatnessDistance
+from .local_round import RunState
 from .measure import Measure
 from .sharpness import sharpness
 from .update_sums import UpdateSums
@@ -28,6 +31,8 @@ FREE = ("distance", "drift")
 """From the uploads alone, without a pass over data."""
 FROM_UPLOADS = (*FREE, "discrepancy")
 """Of the round that happens anyway; every other measure is taken of the global model after it."""
+OVER = ("active", "all")
+"""Clients that the discrepancy may be over."""
 USUALLY_EVERY = 10
 """Rounds between two measurements that cost passes over data."""
 
@@ -44,8 +49,15 @@ class Wanted:
 
     @property
     def label(self) -> str:
-        """The name under which its numbers are recorded."""
-        return self.measure.name if self.part == "train" else f"{self.measure.name} ({self.part})"
+        """The name under which its numbers are recorded; it says what the plain measure is not of."""
+        of_some = self.measure.name == "discrepancy" and not self.of_all
+        kind = "active" if of_some else self.part
+        return self.measure.name if kind == "train" else f"{self.measure.name} ({kind})"
+
+    @property
+    def of_all(self) -> bool:
+        """Whether clients are trained for it that do not take part in the round."""
+        return self.settings.get("clients") == "all"
 
     def due(self, index: int, last: bool) -> bool:
         """Whether it is taken in the round with this index."""
@@ -81,6 +93,8 @@ def _one(entry: str | Mapping[str, Any]) -> Wanted:
             raise FedflatError(
                 f"{name} has no setting '{key}'.{nearest(key, (*known, 'every', 'part', 'samples'))}"
             )
+    if settings.get("clients", "active") not in OVER:
+        raise FedflatError(f"{name}: clients must be active or all, not {settings['clients']}.")
     return Wanted(measure, every, part, samples, settings)
 
 
@@ -96,7 +110,7 @@ def _named(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def _settings(measure: Measure) -> list[str]:
     """What may be set: numbers and words, not the things that the run itself knows."""
     if measure.name in FROM_UPLOADS:
-        return ["rho"] if "rho" in measure.defaults else []
+        return ["rho", "clients"] if measure.name == "discrepancy" else []
     own = ("at", "loss", "clients")
     return [name for name in measure.defaults if name not in own]
 
@@ -118,6 +132,7 @@ class Recording:
         self._model, self._federation, self._loss = model, federation, loss
         self._announce = announce or (lambda _: None)
         self._own: FlatModel | None = None
+        self._initial_buffers = model.read_buffers()
         self.seconds = 0.0
         """of this round, spent on passes for measures between uploads"""
         if federation.test is None and (lost := [one for one in self._wanted if one.part == "test"]):
@@ -125,26 +140,47 @@ class Recording:
                 f"measure {lost[0].label}: the federation '{federation.name}' has no test set."
             )
 
-    def open(self, server: Server, index: int, last: bool) -> None:
-        """Begin a round: `server` has opened it."""
+    @property
+    def from_uploads(self) -> bool:
+        """Whether anything is taken of the clients' updates."""
+        return any(one.measure.name in FROM_UPLOADS for one in self._wanted)
+
+    def open(self, server: Server, index: int, last: bool, job: Job, clients: ClientStore) -> None:
+        """Begin a round: `server` has opened it, `clients` is what these keep."""
         self._due = [one for one in self._wanted if one.due(index, last)]
-        names = [one.measure.name for one in self._due]
-        self._sums = UpdateSums() if any(name in FREE for name in names) else None
-        self._local = _LocalSharpness() if "discrepancy" in names else None
-        self._start, self._start_buffers = server.start, server.buffers
-        self.seconds = 0.0
+        self._sums = UpdateSums() if any(one.measure.name in FREE for one in self._due) else None
+        self._local: _LocalSharpness | None = None
+        self._of_all: Discrepancy | None = None
+        self._w, self._start, self._start_buffers = server.w, server.start, server.buffers
+        began, self.seconds = time.perf_counter(), 0.0
+        for one in self._due:
+            if one.measure.name == "discrepancy" and one.of_all:
+                self._announce(one.label)
+                self._of_all = flatness_discrepancy(
+                    self._at(server.w, server.buffers),
+                    self._federation,
+                    _rho(one),
+                    job.sgd,
+                    seed=job.seed,
+                    loss=self._loss,
+                    after=RunState(server, clients, index, job.buffers, self._initial_buffers),
+                )
+                self._announce("")
+                self.seconds = time.perf_counter() - began
+            elif one.measure.name == "discrepancy":
+                self._local = _LocalSharpness(_rho(one))
 
     def receive(self, upload: Upload) -> None:
         """Take from an accepted upload what is needed of it; it is not kept."""
         if self._sums is not None:
-            self._sums.add(upload.update)
+            self._sums.add(upload.local_update)
         if self._local is not None:
             began = time.perf_counter()
             buffers = self._start_buffers if upload.buffers is None else upload.buffers
-            model = self._at(self._start + upload.update, buffers)
+            model = self._at(self._start + upload.local_update, buffers)
             data = self._federation.client(upload.client)
-            rho = self._settings_of("discrepancy").get("rho", MEASURES["discrepancy"].defaults["rho"])
-            self._local.add(upload.client, sharpness(model, data, rho, loss=self._loss), upload.samples)
+            value = sharpness(model, data, self._local.rho, loss=self._loss)
+            self._local.add(upload.client, value, upload.samples)
             self.seconds += time.perf_counter() - began
 
     def finish(self, server: Server) -> dict[str, float | None]:
@@ -164,22 +200,20 @@ class Recording:
         name = one.measure.name
         if name == "distance":
             assert self._sums is not None
-            distances = [self._sums.distance(self._start, w) for w in (server.w, server.average)]
-            return FlatnessDistance(*distances)
+            return FlatnessDistance(self._sums.distance(), self._sums.distance_to(self._start, server.w))
         if name == "drift":
             assert self._sums is not None
             return self._sums.drift()
+        if name == "discrepancy" and one.of_all:
+            return self._of_all
         if name == "discrepancy":
             assert self._local is not None
-            model = self._at(self._start, self._start_buffers)
-            whole = sharpness(model, self._federation, loss=self._loss, **one.settings)
+            model = self._at(self._w, self._start_buffers)
+            whole = sharpness(model, self._federation, self._local.rho, loss=self._loss)
             each = self._local.result()
             return Discrepancy(abs(whole - each.mean), whole, each)
         model = self._at(server.w, server.buffers)
         return one.measure(model, self._federation, one.part, one.samples, loss=self._loss, **one.settings)
-
-    def _settings_of(self, name: str) -> dict[str, Any]:
-        return next(one.settings for one in self._due if one.measure.name == name)
 
     def _at(self, w: Tensor, buffers: Tensor | None) -> FlatModel:
         """A model of the recording's own, at some weights: that of the training is left alone."""
@@ -191,10 +225,16 @@ class Recording:
         return self._own
 
 
+def _rho(one: Wanted) -> float:
+    rho: float = one.settings.get("rho", one.measure.defaults["rho"])
+    return rho
+
+
 class _LocalSharpness:
     """Sharpness of the local models of a round, as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, rho: float) -> None:
+        self.rho = rho
         self._clients: list[int] = []
         self._values: list[float] = []
         self._samples: list[int] = []

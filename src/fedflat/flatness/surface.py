@@ -58,9 +58,9 @@ class Surface:
     def value(self, w: Tensor | None = None) -> float:
         """`L(w)`, by one forward pass."""
         total = 0.0
-        with self._module_at(w) as module, torch.inference_mode():
+        with self._module_at(w), torch.no_grad():
             for inputs, targets in self.data.batches(CHUNK):
-                total += self.loss(module(inputs), targets).item() * len(targets)
+                total += self.loss(self.model.outputs(inputs), targets).item() * len(targets)
         return total / len(self.data)
 
     def value_and_gradient(self, w: Tensor | None = None) -> tuple[float, Tensor]:
@@ -68,9 +68,9 @@ class Surface:
         total, gradient = 0.0, torch.zeros_like(self.w)
         part = torch.empty_like(self.w)
         views = self.model.split(part)
-        with self._module_at(w) as module, torch.enable_grad():
+        with self._module_at(w), torch.enable_grad():
             for inputs, targets in self.data.batches(CHUNK):
-                loss = self.loss(module(inputs), targets)
+                loss = self.loss(self.model.outputs(inputs), targets)
                 self.model.differentiate(loss, views)
                 gradient.add_(part, alpha=len(targets) / len(self.data))
                 total += loss.item() * len(targets)
@@ -85,9 +85,9 @@ class Surface:
         products, part = torch.zeros_like(vectors), torch.empty_like(self.w)
         views = self.model.split(part)
         rows = [self.model.split(vector) for vector in vectors]
-        with self._module_at(None) as module, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with self._module_at(None), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             for inputs, targets in self.data.batches(CHUNK):
-                gradients = self._differentiable_gradient(self.loss(module(inputs), targets))
+                gradients = self._differentiable_gradient(self.loss(self.model.outputs(inputs), targets))
                 for number, row in enumerate(rows):
                     if not gradients:
                         break  # the loss is linear

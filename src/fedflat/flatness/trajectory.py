@@ -24,7 +24,8 @@ class _Recorder(LocalTraining):
 
     def _take_step(self, first: bool) -> None:
         super()._take_step(first)
-        self.path.append(self.w.clone())
+        # where a steady shift carries the iterate along, it is taken off again
+        self.path.append(self.local.start + (self.w - self.away) if self.carried else self.w.clone())
 
 
 def local_trajectory(

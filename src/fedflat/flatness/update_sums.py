@@ -51,11 +51,15 @@ class UpdateSums:
             self.directed += 1
             units.add_(update, alpha=1 / norm)
 
-    def distance(self, start: Tensor, w: Tensor) -> float:
-        """`(1/S) Σ ‖start + Δ_i − w‖²`: FedNSAM's flatness distance for `w = w^{t+1}`."""
+    def distance(self) -> float:
+        """`(1/S) Σ ‖Δ_i − Δ̄‖²`, Δ̄ the plain mean: FedNSAM's flatness distance, of local models from their average."""
         mean = self._known()[0] / self.count
-        variance = self.squares / self.count - _square(mean)  # around the mean, then the mean's own distance
-        return max(0.0, variance) + _square(mean.add_(start).sub_(w))
+        return max(0.0, self.squares / self.count - _square(mean))
+
+    def distance_to(self, start: Tensor, w: Tensor) -> float:
+        """`(1/S) Σ ‖start + Δ_i − w‖²`: of local models from any model w."""
+        mean = self._known()[0] / self.count
+        return self.distance() + _square(mean.add_(start).sub_(w))
 
     def drift(self) -> Drift:
         """Gradient diversity and cosines."""

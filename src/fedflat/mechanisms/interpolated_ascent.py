@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ..server import Server
 
 
+PATIENCE = 10
+"""Rounds after which a controller that has never let go of c = 1 is spoken of."""
+
+
 class InterpolatedAscent(Mechanism):
     """The gradient is taken at `c w̃ + (1−c)(w_k + ρ n(∇ℓ(w_k)))`: FedGF (Lee and Yoon 2024).
 
@@ -37,8 +41,8 @@ class InterpolatedAscent(Mechanism):
         return Contract(down=("perturbed", "c"), forward=1, backward=1, after=("nesterov-momentum",))
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor | float | None]:
-        """No perturbed model and no history yet."""
-        return {"perturbed": None, "c": 0.0, "diverged": None}
+        """No perturbed model and no history yet; `divergence` is D, there to choose a threshold by."""
+        return {"perturbed": None, "c": 0.0, "divergence": 0.0, "diverged": None}
 
     def shift(self, step: Step) -> None:
         """Interpolate two models: all displacements are from the point before this mechanism."""
@@ -58,11 +62,20 @@ class InterpolatedAscent(Mechanism):
 
     def finish(self, server: Server) -> None:
         """The controller, and the global perturbation for the next round."""
-        diverged = float(server.tallied("distance") / server.accepted > self.threshold)
+        divergence = server.tallied("distance") / server.accepted
+        diverged = float(divergence > self.threshold)
         history = server.get("diverged")
         past = history.tolist() if isinstance(history, Tensor) else []
         recent = torch.tensor([*past, diverged][-self.window :], dtype=torch.float64)
-        server["diverged"] = recent
+        server["diverged"], server["divergence"] = recent, divergence
         server["c"] = recent.mean().item() if self.c is None else self.c
         rho = self.rho if self.rho_global is None else self.rho_global
+        if self.c is None and server.round + 1 == PATIENCE and bool(recent.all()):
+            server.notice(
+                f"interpolated-ascent: after {PATIENCE} rounds c is 1. The updates were longer than the threshold of "
+                f"{self.threshold:g} in each of the last {len(recent)} rounds (their mean length D is now "
+                f"{divergence:.3g}), so every local step takes its gradient at one and the same point, and training "
+                "may fail. Choose a threshold near D, which is recorded as 'divergence', or train in fewer and "
+                "smaller local steps."
+            )
         server["perturbed"] = torch.sub(server.w, server.step, alpha=rho * inverse_norm(server.step))

@@ -41,7 +41,8 @@ class LocalAscent(Mechanism):
         if self.mix == 1.0:
             step.climb(self.rho, self.normalize)
             return
-        gradient = step.gradient()
+        gradient = step.local.scratch(f"{self.name}: the first gradient").copy_(step.gradient())
+        step.local.notes[self] = gradient
         step.move(gradient, self.rho * (inverse_norm(gradient) if self.normalize else 1.0))
 
     def correction(self, local: Local) -> Correction | None:
@@ -50,7 +51,7 @@ class LocalAscent(Mechanism):
 
     def direction(self, step: Step, d: Tensor) -> None:
         """Mix the two gradients."""
-        d.lerp_(step.first, 1.0 - self.mix)
+        d.lerp_(step.local.notes[self], 1.0 - self.mix)
 
 
 class AdaptiveAscent(Mechanism):

@@ -24,14 +24,14 @@ BLENDS = ("momentum-blend", "personal-blend")
 class MomentumBlend(Mechanism):
     """`d ← α d + (1−α) g`, and `g ← Ḡ` after the round: FedCM (Xu et al. 2021).
 
-    g is the mean pseudo-gradient `Ḡ = Σ p_i G_i` of the round before, 0 in the first. α may be steered
+    `g` is the mean pseudo-gradient `Ḡ = Σ p_i G_i` of the round before, 0 in the first. α may be steered
     from round to round by an adaptive weight.
     """
 
     alpha: float = number(default=0.1, above=0, at_most=1)
 
     def contract(self) -> Contract:
-        """G travels down."""
+        """`g` travels down."""
         return Contract(down=("gradient",), after=("adaptive-weight",))
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
@@ -120,40 +120,44 @@ class AdaptiveWeight(Mechanism):
     """`α ← (1−λ) α + λ clip(α̂, 0.1, 0.9)` after every round: FedWMSAM (NeurIPS 2025), Eqs. 3 and 4.
 
     `rule="code"`: α̂ is the mean of `1 − cos(G_k, g)`, so α grows where clients disagree with the momentum;
-    `rule="paper"`: the mean of `cos(g, g_k)`. A term is 0 where a vector is zero, as in round 0.
+    `rule="paper"`: the mean of `cos(g, g_k)`; `rule="gradient"`: that of `cos(G_k, g)`. A term is 0 where a vector is
+    zero, as in round 0.
     """
 
     alpha: float = number(default=0.1, above=0, below=1)
     decay: float = number(default=0.01, at_least=0, at_most=1)
-    rule: str = choice("code", "paper", default="code")
+    rule: str = choice("code", "paper", "gradient", default="code")
 
     def contract(self) -> Contract:
         """The scalar α travels down."""
         return Contract(down=("alpha",), reads=("gradient",))
 
     def server_state(self, w: Tensor) -> Mapping[str, float]:
-        """`α_0`, and the mean cosine that α̂ comes from, which is there to be looked at."""
-        return {"alpha": self.alpha, "cosine": 0.0}
+        """`α_0`, and what α̂ comes from, there to be looked at: the mean cosine, and the mean of one minus it."""
+        return {"alpha": self.alpha, "cosine": 0.0, "one-minus-cosine": 0.0}
 
     def receive(self, server: Server, upload: Upload) -> None:
         """One client's agreement with the momentum of this round."""
         momentum = server.vector("gradient")
-        if self.rule == "code":
-            against = cosine(upload.update, momentum)  # the pseudo-gradient is the update turned round
-            agreement = None if against is None else -against
-            term = 0.0 if agreement is None else 1.0 - agreement
-        else:
+        if self.rule == "paper":
             personal = server.download(upload.client).values["gradient"]
             assert isinstance(personal, Tensor)
             agreement = cosine(momentum, personal)
-            term = agreement or 0.0
+        else:
+            against = cosine(upload.update, momentum)  # the pseudo-gradient is the update turned round
+            agreement = None if against is None else -against
+        term = agreement or 0.0
+        if self.rule == "code" and agreement is not None:
+            term = 1.0 - agreement
         server.tally("alpha", term)
         server.tally("cosine", agreement or 0.0)
+        server.tally("one-minus-cosine", 0.0 if agreement is None else 1.0 - agreement)
 
     def combine(self, server: Server, update: Tensor) -> Tensor:
         """Eq. 4."""
         estimate = min(max(server.tallied("alpha") / server.accepted, 0.1), 0.9)
         alpha = server.scalar("alpha")
         server["alpha"] = (1.0 - self.decay) * alpha + self.decay * estimate
-        server["cosine"] = server.tallied("cosine") / server.accepted
+        for name in ("cosine", "one-minus-cosine"):
+            server[name] = server.tallied(name) / server.accepted
         return update

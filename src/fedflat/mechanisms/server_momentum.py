@@ -50,7 +50,7 @@ class NesterovMomentum(ServerMomentum):
     momentum: float = number(default=0.85, at_least=0, below=1)
 
     def contract(self) -> Contract:
-        """M travels down."""
+        """`m` travels down."""
         return Contract(down=("momentum",), after=_CORRECTIONS)
 
     def steady_shift(self, local: Local) -> Move:

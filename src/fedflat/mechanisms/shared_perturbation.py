@@ -43,7 +43,7 @@ class SharedPerturbation(Mechanism):
     rho: float = number(default=0.1, at_least=0)
 
     def contract(self) -> Contract:
-        """S down, s̃_i up, μ_i kept; one more pass."""
+        """`s` down, `s̃_i` up, `μ_i` kept; one more pass."""
         return Contract(
             client=("multiplier",),
             down=("perturbation",),

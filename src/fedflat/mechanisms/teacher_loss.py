@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import FedflatError
 from ..mechanism import Contract, Mechanism, Move
 from ..parameters import choice, number
 
@@ -18,13 +19,19 @@ if TYPE_CHECKING:
 
 
 class Distilling:
-    """A loss term that keeps a client close to a teacher: `γ τ² KL( softmax(z_teacher/τ) ‖ softmax(z/τ) )`."""
+    """A loss term that keeps a client close to a teacher: `γ τ² KL( softmax(z_teacher/τ) ‖ softmax(z/τ) )`.
+
+    A single output is the logit of class 1, and its softmax that of the pair (0, z): the divergence of two Bernoulli
+    distributions with the probabilities `sigmoid(z/τ)`.
+    """
 
     gamma: float
     tau: float
 
     def soften(self, logits: Tensor) -> Tensor:
-        """`softmax(z/τ)`."""
+        """`softmax(z/τ)`; of a single logit the probability of class 1."""
+        if is_single(logits):
+            return torch.sigmoid(logits / self.tau)
         return F.softmax(logits / self.tau, dim=-1)
 
     def distil(self, taught: Tensor, logits: Tensor) -> Tensor:
@@ -33,6 +40,9 @@ class Distilling:
         The entropy is a constant, whose gradient is 0: what is left is a cross-entropy, and as a product of two
         vectors it takes the fewest operations.
         """
+        if is_single(logits):
+            cross_entropy = F.binary_cross_entropy_with_logits(logits * (1.0 / self.tau), taught)
+            return cross_entropy * (self.gamma * self.tau**2)
         log_probabilities = F.log_softmax(logits * (1.0 / self.tau), dim=-1)
         rows = logits.numel() // logits.shape[-1]
         weighed = taught * (-self.gamma * self.tau**2 / rows)
@@ -40,6 +50,9 @@ class Distilling:
 
     def pull(self, taught: Tensor, logits: Tensor) -> Move:
         """The gradient of that for the logits, `γ τ ( softmax(z/τ) − taught )`, a mean too."""
+        if is_single(logits):
+            away = torch.sigmoid(logits * (1.0 / self.tau)).sub_(taught)
+            return away, self.gamma * self.tau / logits.numel()
         rows = logits.numel() // logits.shape[-1]
         return torch.softmax(logits * (1.0 / self.tau), -1).sub_(taught), self.gamma * self.tau / rows
 
@@ -55,7 +68,7 @@ class TrajectoryLoss(Distilling, Mechanism):
     tau: float = number(default=3.0, above=0)
 
     def contract(self) -> Contract:
-        """E travels down; one more forward pass."""
+        """`e` travels down; one more forward pass."""
         return Contract(down=("ema",), forward=1)
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
@@ -127,9 +140,20 @@ class NotTrueDistillation(Distilling, Mechanism):
 
     def loss(self, step: Step, outputs: Tensor) -> Tensor:
         """Preserve the global view of the other classes."""
+        if is_single(outputs) or outputs.shape[-1] == 2:
+            raise FedflatError(
+                f"{self.name} compares predictions of the classes that are not the true one. With two classes there "
+                "is one of those, whose probability is always 1, and nothing to compare: use fedavg, which is what "
+                "is left, or fedgmt, which distils both classes."
+            )
         teacher = step.outputs_at(step.local.start)
         others = without_true_class(outputs, step.targets)
         return self.distil(self.soften(without_true_class(teacher, step.targets)), others)
+
+
+def is_single(logits: Tensor) -> bool:
+    """Whether there is one output per sample."""
+    return logits.ndim == 1 or logits.shape[-1] == 1
 
 
 def without_true_class(logits: Tensor, targets: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from ..errors import FedflatError, nearest
 from ..randomness import torch_seeded
 from .char_lstm import char_lstm
 from .cnn import cnn, lenet
+from .fast import PLAIN, set_column
 from .fasttext import fasttext
 from .mlp import mlp, mlp_200_100
 from .pretrained import swin_b, swin_s, vit_b16
@@ -60,10 +61,11 @@ def describe_model(name: str) -> str:
     return (_builder(name).__doc__ or "").partition("\n")[0]
 
 
-def build_model(name: str, federation: Federation, seed: int) -> nn.Module:
+def build_model(name: str, federation: Federation, seed: int, fast: bool = True) -> nn.Module:
     """A named model for a federation's samples, its weights drawn from the seed.
 
     `name:file` starts from the weights in a file, say a former run's `model.safetensors`; see `load_weights`.
+    Convolutions are those that are quickest on this processor, or PyTorch's own with `fast=False`.
     """
     name, _, file = name.partition(":")
     builder = _builder(name)
@@ -71,6 +73,8 @@ def build_model(name: str, federation: Federation, seed: int) -> nn.Module:
         model = builder(
             federation.sample_shape, federation.classes, vocabulary=getattr(federation, "vocabulary", None)
         )
+    if not fast:
+        set_column(model, PLAIN)
     if file:
         load_weights(model, file)
     return model

@@ -13,6 +13,7 @@ A name has three parts:
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -114,6 +115,14 @@ def resnet(
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return network
+
+
+def from_torchvision(name: str) -> str:
+    """What a weight of torchvision's residual networks, and of timm's, is called here."""
+    name = name.replace("bn", "norm").replace("downsample.0", "shortcut.conv")
+    name = name.replace("downsample.1", "shortcut.norm").replace("layer", "stage")
+    name = re.sub(r"^(conv|norm)1\.", r"stem.\1.", name)
+    return re.sub(r"^(stage\d\.\d+)\.(conv|norm)", r"\1.body.\2", name)
 
 
 def variant(depth: int, norm: str, stem: str) -> Callable[..., nn.Module]:

@@ -12,16 +12,20 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import FedflatError
+from .resnet import from_torchvision
 
 
 def load_weights(model: nn.Module, file: str | Path) -> None:
     """Copy the weights in a `.safetensors`, `.pth` or `.pt` file into the model.
 
     Names and shapes have to be the model's, but for its head, the last linear layer: where the file has one for
-    another number of classes, or none, the model's own stays. Pickled code is never run (`weights_only=True`).
+    another number of classes, or none, the model's own stays. Files of torchvision's ResNets are taken as they are by
+    `resnet18-bn`, `resnet34-bn` and `resnet50-bn`. Pickled code is never run (`weights_only=True`).
     """
     file = Path(file)
     stored, own = _read(file, model), model.state_dict()
+    if "layer1.0.conv1.weight" in stored and "stage1.0.body.conv1.weight" in own:
+        stored = {from_torchvision(name): value for name, value in stored.items()}
     for name in _head(model):
         same_features = name in stored and stored[name].shape[1:] == own[name].shape[1:]
         if name not in stored or (same_features and not _same(name, stored, own)):

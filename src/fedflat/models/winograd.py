@@ -15,7 +15,7 @@ Lavin and Gray (2016), Fast Algorithms for Convolutional Neural Networks.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +27,8 @@ POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 """where polynomials are evaluated, beside infinity: small numbers that are exact and far apart"""
 LARGEST = 2**22
 """entries of a transform; samples are computed some at a time, so that there are no more"""
-# Where it is quicker than other ways, measured on one core with batches of 10 and 50 samples:
 FEWER = 2.5
-"""where there are so many times fewer products (a tile that is mostly outside the image is a waste),"""
-TILES = 40
-"""from so many tiles of a batch on"""
-WEIGHTS = 64 * 64 * 9
-"""so many weights"""
-PRODUCTS = 100 * WEIGHTS
-"""and from so many tiles times weights on"""
+"""times fewer products than directly there must be (a tile that is mostly outside the image is a waste)"""
 
 
 @lru_cache
@@ -76,13 +69,11 @@ class Winograd:
         larger = all(n + 2 * p >= k for n, p, k in zip(image, padding, kernel, strict=True))
         return square and larger and max(stride) == 1
 
-    def pays(self, samples: int, weights: int) -> bool:
-        """Whether that is quicker."""
+    @cached_property
+    def saves(self) -> bool:
+        """Whether there are far fewer products."""
         tiles, pixels = self.tiles[0] * self.tiles[1], self.outputs[0] * self.outputs[1]
-        if pixels * self.taps**2 < FEWER * tiles * self.points**2:
-            return False
-        tiles *= samples
-        return tiles >= TILES and weights >= WEIGHTS and tiles * weights >= PRODUCTS
+        return pixels * self.taps**2 >= FEWER * tiles * self.points**2
 
     def convolve(self, x: Tensor, w: Tensor) -> Tensor:
         """The outputs."""

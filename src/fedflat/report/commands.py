@@ -33,6 +33,8 @@ def how_to_repeat(run: RunFiles) -> dict[str, Any]:
 
 
 def _commands(run: RunFiles) -> list[dict[str, str]]:
+    if run.on_nodes:
+        return [_flower(run)]
     if run.experiment is None:
         return []
     found = [
@@ -50,6 +52,23 @@ def _commands(run: RunFiles) -> list[dict[str, str]]:
             {"what": f"With {preset.where} of {preset.paper} beside it", "command": shlex.join(words)}
         )
     return found
+
+
+def _flower(run: RunFiles) -> dict[str, str]:
+    """The data is on nodes: only the Flower app can train on it."""
+    words = ["flwr", "run", ".", "federation", "--stream"]
+    if not run.finished:
+        what = (
+            "Go on with it: start the server and the nodes where they have stopped; then, in the folder of its "
+            "Flower app,"
+        )
+    else:
+        words += ["--run-config", f'out="{run.path.name}-again"']
+        what = (
+            "Its data is on the clients' own nodes. With the same nodes, and the experiment below as the app's "
+            "experiment.yaml, in the folder of its Flower app,"
+        )
+    return {"what": what, "command": shlex.join(words)}
 
 
 def _file(run: RunFiles) -> str:

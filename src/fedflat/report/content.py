@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import FedflatError
+from ..errors import FedflatError, shortened
 from ..experiments.compare import Group, Mean, compare
+from ..on_nodes import what_is_known
 from .commands import how_to_repeat
 from .measured import flatness_of, landscape_of
 from .published import beside_published
@@ -76,11 +78,22 @@ class Content:
     def _run(self, path: Path) -> RunFiles | FedflatError:
         now = fingerprint(path)
         if self._read.get(path, (None,))[0] != now:
-            try:
-                self._read[path] = (now, read_run(path))
-            except FedflatError as problem:
-                self._read[path] = (now, problem)
+            self._read[path] = (now, self._sound(path))
         return self._read[path][1]
+
+    def _sound(self, path: Path) -> RunFiles | FedflatError:
+        """A run, if a page of it alone can be made: what is odd about one must not spoil the page of the others."""
+        try:
+            run = read_run(path)
+            grouped = _groups([run], self._last, self._target)
+            made = [self._shown(run, grouped), _published([run], grouped)]
+            json.dumps(made, ensure_ascii=False, allow_nan=False).encode()
+        except FedflatError as problem:
+            return problem
+        except Exception as problem:
+            why = f"{type(problem).__name__}: {problem}"
+            return FedflatError(f"{path} cannot be shown ({shortened(why)}); was it edited?")
+        return run
 
     def _measured(self, run: RunFiles) -> tuple[dict[str, Any], dict[str, Any]]:
         """Flatness and landscape, made once for what is on disk: both may add a note."""
@@ -102,15 +115,25 @@ class Content:
             "rounds": run.rounds,
             "done": len(run.rows),
             "finished": run.finished,
+            "tested_by_clients": run.by_clients,
+            "on_nodes": run.on_nodes,
             "notes": run.notes,
+            "caveats": run.caveats,
             "summary": {**alone, **_totals(run.rows), **_ends(run.rows)},
             **columns(run.rows),
             "config": {key: _text(value) for key, value in (run.described or {}).items()},
             "flatness": measured[0],
             "landscape": measured[1],
-            "split": None if self._splits is None else self._splits.of(run.experiment),
+            "split": None if self._splits is None else self._split(self._splits, run),
             "repeat": how_to_repeat(run),
         }
+
+    def _split(self, splits: Splits, run: RunFiles) -> str | None:
+        return (
+            splits.elsewhere(what_is_known(run.settings, run.rows))
+            if run.on_nodes
+            else splits.of(run.experiment)
+        )
 
 
 def _groups(runs: Sequence[RunFiles], last: int, target: float | None) -> dict[str, Group]:

@@ -10,13 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..experiments.caveats import APART
 from ..experiments.experiment import Experiment
 from ..experiments.presets import PaperCell, Preset, presets
 from ..experiments.reproducing import tabulate
-from ..experiments.sweep import HOW, Cell
-
-APART = (HOW - {"rounds"}) | {"seed", "measure"}
-"""What may differ between a run and the cell it belongs to."""
+from ..experiments.sweep import Cell
 
 Place = tuple[Preset, PaperCell]
 """A cell, and the table that it is in."""

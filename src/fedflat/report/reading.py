@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import FedflatError, explained
 from ..experiments.compare import describe
-from ..formats import RUN
+from ..experiments.parsing import read_mapping
+from ..formats import RUN, OtherFormat
+from ..metrics import read_json
+from ..on_nodes import as_on_nodes, is_on_nodes
 from ..rundirectory import read_metrics, read_settings
+from ..tested import by_clients, tested
 
 FILES = ("run.json", "metrics.jsonl", "experiment.yaml", "flatness.json", "landscape.json")
 """All that is read of a run."""
@@ -31,7 +32,7 @@ class RunFiles:
     settings: Mapping[str, Any]
     """run.json"""
     rows: Sequence[Mapping[str, Any]]
-    """metrics.jsonl"""
+    """metrics.jsonl; with what clients reported, where the server has tested nothing"""
     experiment: Mapping[str, Any] | None
     """experiment.yaml"""
     described: Mapping[str, Any] | None
@@ -46,6 +47,22 @@ class RunFiles:
         """How many there are to be."""
         found = (self.experiment or {}).get("rounds") or self.settings.get("rounds")
         return found if isinstance(found, int) else None
+
+    @property
+    def on_nodes(self) -> bool:
+        """Whether the data is on the clients' own nodes."""
+        return is_on_nodes(self.settings)
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether accuracy and loss are what clients reported."""
+        return by_clients(self.rows)
+
+    @property
+    def caveats(self) -> list[str]:
+        """What to know before comparing it with a paper."""
+        found = self.settings.get("notes")
+        return [str(sentence) for sentence in found] if isinstance(found, list) else []
 
     @property
     def finished(self) -> bool:
@@ -83,14 +100,14 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 def read_run(path: Path) -> RunFiles:
     """A run with whatever is sound of it; an error if it is of a version that cannot be read."""
     notes: list[str] = []
-    settings = _mapping(path / "run.json", notes)
-    if settings.get("format", 0) != RUN and settings:
-        read_settings(path)  # refuses what is newer
-        if not isinstance(settings.get("format"), int):
-            notes.append(f"run.json does not say which format it has; read as format {RUN}.")
+    settings = _settings(path, notes)
+    if settings and not isinstance(settings.get("format"), int):
+        notes.append(f"run.json does not say which format it has; read as format {RUN}.")
     if not settings and not (path / "run.json").exists():
         notes.append("There is no run.json: versions, and when it ran, are unknown.")
     experiment = _experiment(path, notes)
+    if experiment is not None and is_on_nodes(settings):
+        experiment = as_on_nodes(experiment, settings.get("model"))
     rows = _rows(path, notes)
     files = RunFiles(
         path,
@@ -104,7 +121,22 @@ def read_run(path: Path) -> RunFiles:
     )
     if rows and not files.finished:
         notes.append(f"Not finished: {len(rows)} of {files.rounds or 'unknown'} rounds.")
+        if isinstance(sentence := settings.get("diverged"), str):
+            notes.append(f"It diverged: {sentence}")
     return files
+
+
+def _settings(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    """run.json; empty, with a note, where it is damaged, and an error where it is of a newer version."""
+    if not (path / "run.json").exists():
+        return {}
+    try:
+        return read_settings(path)
+    except OtherFormat:
+        raise
+    except FedflatError as problem:
+        notes.append(_first_line(problem).removeprefix(f"{path}{os.sep}"))
+        return {}
 
 
 def _experiment(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
@@ -116,45 +148,28 @@ def _experiment(path: Path, notes: list[str]) -> Mapping[str, Any] | None:
         )
         return None
     try:
-        content = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        notes.append(f"experiment.yaml cannot be read: {_first_line(problem)}.")
+        return read_mapping(file)
+    except FedflatError as problem:
+        reason = _first_line(problem).removeprefix(str(file)).lstrip(":, ")
+        notes.append(f"experiment.yaml cannot be read: {reason}")
         return None
-    if not isinstance(content, dict):
-        notes.append("experiment.yaml is no experiment; was it edited?")
-        return None
-    return content
 
 
-def _rows(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+def _rows(path: Path, notes: list[str]) -> Sequence[Mapping[str, Any]]:
     if not (path / "metrics.jsonl").exists():
         notes.append("No round is finished yet.")
         return []
     try:
-        rows = read_metrics(path)
+        rows: Sequence[dict[str, Any]] = read_metrics(path)
     except FedflatError as problem:
         notes.append(f"{problem} Its curves are left out.")
         return []
-    if not all(_is_round(row) for row in rows):
-        notes.append("metrics.jsonl has lines that are no rounds; was it edited? Its curves are left out.")
-        return []
+    rows = tested(rows)
     if not rows:
         notes.append("No round is finished yet.")
     elif all(row.get("accuracy") is None for row in rows):
         notes.append("No round was tested yet: there is no accuracy.")
     return rows
-
-
-def _is_round(row: Any) -> bool:
-    """Whether a row has what comparing relies on."""
-    if not isinstance(row, dict) or not isinstance(row.get("index"), int):
-        return False
-    numbers = (row.get(name) for name in ("accuracy", "seconds", "bytes_down", "bytes_up"))
-    clients = row.get("client_accuracy")
-    return all(n is None or isinstance(n, int | float) for n in numbers) and (
-        clients is None
-        or (isinstance(clients, dict) and isinstance(clients.get("worst_decile"), int | float))
-    )
 
 
 def _described(
@@ -184,7 +199,7 @@ def _mapping(file: Path, notes: list[str]) -> Mapping[str, Any]:
         return {}
     try:
         with explained(f"{file.name} cannot be read"):
-            content = json.loads(file.read_bytes())
+            content = read_json(file.read_bytes())
     except (FedflatError, ValueError) as problem:
         notes.append(f"{file.name} cannot be read: {_first_line(problem)}.".replace("..", "."))
         return {}

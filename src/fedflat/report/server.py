@@ -37,10 +37,17 @@ class ReportServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
-        except (OSError, OverflowError) as problem:
-            reason = getattr(problem, "strerror", None) or problem
+        except (
+            OSError,
+            OverflowError,
+            UnicodeError,
+            TypeError,
+        ) as problem:  # the last two: letters that no host has
+            odd = "this is no name of a host" if isinstance(problem, UnicodeError | TypeError) else problem
+            reason = getattr(problem, "strerror", None) or odd
+            shown = host if host.isprintable() else repr(host)
             raise FedflatError(
-                f"Nothing can be served at {host}, port {port}: {reason}. Choose another --port, or 0 for a free one."
+                f"Nothing can be served at {shown}, port {port}: {reason}. Choose another --port; 0 is a free one."
             ) from None
 
     @property

@@ -40,6 +40,17 @@ class Splits:
             self._found[key] = self._picture(experiment)
         return str(self._found[key]["id"])
 
+    def elsewhere(self, known: str) -> str:
+        """The name of a split that nobody here can look at, of which so much is known."""
+        if known not in self._found:
+            picture = {
+                "id": f"split-{len(self._found)}",
+                "title": "on the clients' own nodes",
+                "missing": known,
+            }
+            self._found[known] = picture
+        return str(self._found[known]["id"])
+
     def shown(self) -> list[dict[str, Any]]:
         """All pictures so far."""
         return list(self._found.values())
@@ -71,7 +82,7 @@ def _counts(experiment: Experiment) -> dict[str, Any]:
         "counts": table.tolist(),
         "clients": len(federation),
         "samples": federation.samples,
-        "note": " ".join(part for part in (note, federation.note) if part),
+        "note": " ".join(part for part in (note, federation.note, *federation.caveats) if part),
     }
 
 

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...errors import FedflatError, nearest
+from ...errors import FedflatError, nearest, shortened
 from .base import Partition
 from .dirichlet import Dirichlet
 from .even import IID, Quantity
 from .long_tail import LongTail
 from .natural import ByDomain, ByUser
 from .pathological import Pathological
+
+LONGEST = 1000
+"""Characters of a partition's text."""
 
 
 class _Spelling(NamedTuple):
@@ -42,6 +45,8 @@ def parse_partition(text: str) -> Partition:
     For example `iid`, `dirichlet:0.1`, `dirichlet:0.1:chunked`, `hsu:0.5`, `pathological:2`, `pathological:3:prior`,
     `quantity:0.5`, `by-user`, `by-domain` or `longtail:2/dirichlet:0.1:chunked`. `str(partition)` writes it.
     """
+    if len(text) > LONGEST:
+        raise FedflatError(f"'{shortened(text)}' is too long for a partition.")
     head, slash, rest = text.strip().partition("/")
     name, *values = head.strip().split(":")
     if name not in SPELLINGS:

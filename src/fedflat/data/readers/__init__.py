@@ -19,3 +19,5 @@ class Split:
     groups: list[str] | None = None
     """the user or domain of every sample"""
     class_names: list[str] = field(default_factory=list)
+    lossy: str = ""
+    """the encoding to which images lost pixels, if they did"""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import FedflatError
-from .parquet import find_column, read_tables, read_texts
+from .parquet import find_column, read_owners, read_tables, read_texts
 
 Speeches = dict[str, str]
 """Everything a role says, by role."""
@@ -20,8 +20,8 @@ def read_speeches(files: Sequence[Path]) -> Speeches:
     role = find_column(table, ["client_id", "character_id"], files)
     text = find_column(table, ["text"], files)
     spoken: dict[str, list[str]] = {}
-    for who, what in zip(table[role].to_pylist(), read_texts(table, text, files), strict=True):
-        spoken.setdefault(str(who), []).append(what)
+    for who, what in zip(read_owners(table, role, files), read_texts(table, text, files), strict=True):
+        spoken.setdefault(who, []).append(what)
     return {who: "\n".join(lines) for who, lines in spoken.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from ...errors import FedflatError
 from . import Split
 from .parquet import find_column, read_labels, read_tables, read_texts
 
+CLASS = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
+
 
 def read_news_csv(path: Path) -> Split:
     """AG News as distributed: class from 1, title, description."""
@@ -19,7 +22,7 @@ def read_news_csv(path: Path) -> Split:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.reader(file), start=1):
-                if len(row) < 2 or not row[0].strip().isdigit() or int(row[0]) < 1:
+                if len(row) < 2 or not CLASS.fullmatch(row[0].strip()):
                     raise FedflatError(
                         f"{path}, line {number}: expected a class from 1, a title and a text, not {row[:1]}."
                     )

@@ -1,6 +1,7 @@
 // Learning curves: any recorded quantity against what it cost.
 
 const UNIFIED_MOST = 8;
+const TICKS_MOST = 10;
 
 function quantities() {
   const keys = new Set(state.data.runs.flatMap((run) => Object.keys(run.series)));
@@ -103,12 +104,18 @@ function drawCurves() {
   const layout = {
     hovermode: closest(few) ? "closest" : "x unified",
     uirevision: `${state.quantity} ${state.axis} ${state.logarithmic}`,
-    xaxis: axisLook({ title: axis.name, tickformat: axis.format, ticksuffix: axis.suffix || "", hoverformat: state.axis === "rounds" ? ",d" : ".4~s", showspikes: !closest(few), spikethickness: 1, spikedash: "solid", spikecolor: themed("--line"), unifiedhovertitle: { text: unifiedTitle() } }),
+    xaxis: axisLook({ title: axis.name, ...wholeRounds(traces), tickformat: axis.format, ticksuffix: axis.suffix || "", hoverformat: state.axis === "rounds" ? ",d" : ".4~s", showspikes: !closest(few), spikethickness: 1, spikedash: "solid", spikecolor: themed("--line"), unifiedhovertitle: { text: unifiedTitle() } }),
     yaxis: axisLook({ title: narrow() ? "" : quantity.name, tickformat: quantity.share ? ".0%" : "~g", type: state.logarithmic ? "log" : "linear" }),
   };
   const words = `${quantity.name} against ${axis.name} of ${counted(shown.length, state.together ? "experiment" : "run")}`;
   draw(find("curves-chart"), traces, layout, `Chart: ${words}. The numbers are in the summary table.`);
   find("curves-caption").textContent = curvesCaption(traces, shown);
+}
+
+// Few rounds: a tick for each, and none between two.
+function wholeRounds(traces) {
+  const last = Math.max(1, ...traces.flatMap((trace) => trace.x));
+  return state.axis === "rounds" && last <= TICKS_MOST ? { dtick: 1 } : {};
 }
 
 function unifiedTitle() {

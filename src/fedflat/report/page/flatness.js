@@ -21,7 +21,7 @@ function drawFlatness() {
   const body = find("flatness-body");
   const measured = matching().filter((run) => Object.keys(measuresOf(run)).length);
   if (!measured.length) {
-    fill(body, empty("Nothing was measured yet: ", make("code", {}, "fedflat flatness RUNS…"), " measures trained models, ", make("code", {}, "fedflat run --measure sharpness"), " while they train."));
+    fill(body, allOnNodes() ? empty(NO_DATA) : empty("Nothing was measured yet: ", make("code", {}, "fedflat flatness RUNS…"), " measures trained models, ", make("code", {}, "fedflat run --measure sharpness"), " while they train."));
     return;
   }
   if (!find("measure")) fill(body, ...flatnessParts());

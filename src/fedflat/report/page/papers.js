@@ -15,7 +15,9 @@ function drawPapers() {
   }
   drawPapersTable(entries);
   const misprints = entries.filter((entry) => entry.misprint).map((entry) => `${entry.row}, ${entry.column}: ${entry.misprint}`);
-  find("papers-hint").textContent = ["± over seeds. A run is compared with a table if its experiment is the table's, seeds and machine aside.", ...new Set(misprints)].join(" ");
+  const notes = entries.flatMap((entry) => entry.notes);
+  const marked = notes.length ? ["‡ The data or the protocol are not the paper's:", ...new Set(notes)] : [];
+  find("papers-hint").textContent = ["± over seeds. A run is compared with a table if its experiment is the table's, seeds and machine aside.", ...marked, ...new Set(misprints)].join(" ");
 }
 
 function drawPapersTable(entries) {
@@ -32,7 +34,7 @@ function drawPapersTable(entries) {
     { key: "seeds", title: "Seeds", value: (e) => e.seeds, text: (e) => `${e.seeds}${e.unfinished ? " (unfinished)" : ""}` },
     { key: "ours", title: "Ours", value: (e) => e.ours, text: (e) => both(e, e.ours, e.ours_std) },
     { key: "paper", title: "Paper", value: (e) => e.paper, text: (e) => e.paper_note || both(e, e.paper, e.paper_std) },
-    { key: "gap", title: "Difference", value: gap, text: (e) => (gap(e) == null ? MISSING : `${gap(e) >= 0 ? "+" : "−"}${number({ ...e, unit: share(e) ? "percent" : e.unit }, Math.abs(gap(e)))}`) },
+    { key: "gap", title: "Difference", value: gap, text: (e) => (gap(e) == null ? MISSING : `${gap(e) >= 0 ? "+" : "−"}${number({ ...e, unit: share(e) ? "percent" : e.unit }, Math.abs(gap(e)))}${e.notes.length ? " ‡" : ""}`) },
   ];
   const head = make("thead", {}, make("tr", {}, ...columns.map((column) => sortingHead(column, papersSort, () => drawPapersTable(entries)))));
   const rows = sorted(entries, columns, papersSort).map((entry) => make("tr", {},

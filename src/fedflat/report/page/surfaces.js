@@ -33,7 +33,7 @@ function drawSurfaces() {
   if (!shown.length) {
     clearSurfaces(body, []);
     find("surfaces-hint").textContent = "";
-    fill(body, all.length ? empty("The runs that have a landscape are hidden.") : empty("No run has a landscape yet: ", make("code", {}, "fedflat landscape RUNS…"), " computes the loss around trained models."));
+    fill(body, all.length ? empty("The runs that have a landscape are hidden.") : allOnNodes() ? empty(NO_DATA) : empty("No run has a landscape yet: ", make("code", {}, "fedflat landscape RUNS…"), " computes the loss around trained models."));
     return;
   }
   clearSurfaces(body, shown);

@@ -6,11 +6,11 @@ function summaryColumns() {
   const plainly = (name, write) => ({ value: (row) => row.summary[name], text: (row) => write(row.summary[name]) });
   const columns = [
     { key: "name", title: state.together ? "Experiment" : "Run", value: (row) => row.label.toLowerCase() },
-    { key: "last", title: `Accuracy, last ${last}`, ...share("last") },
+    { key: "last", title: `${capital(accuracyName())}, last ${last}`, ...share("last") },
     { key: "within", title: "± within", value: (row) => row.summary.within, text: (row) => percent(row.summary.within) },
     { key: "best", title: "Best", ...share("best") },
     { key: "worst", title: "Worst clients", ...share("worst_decile") },
-    { key: "loss", title: "Test loss", ...plainly("loss", significant) },
+    { key: "loss", title: capital(lossName()), ...plainly("loss", significant) },
     state.together
       ? { key: "seeds", title: "Seeds", value: (row) => row.runs.length, text: (row) => String(row.runs.length) }
       : null,
@@ -97,6 +97,11 @@ function drawTable() {
   const seeds = new Set(state.data.runs.map((run) => run.group)).size <= COLOURS.light.length;
   find("legend-hint").textContent = state.data.runs.length > 1
     ? `A colour is an experiment${seeds && hasSeveralSeeds() && !state.together ? ", a line pattern a seed" : ""}, in every picture. Accuracies in per cent.` : "Accuracies in per cent.";
+  const reported = state.data.runs.filter((run) => run.tested_by_clients);
+  if (reported.length) {
+    const whose = reported.length === state.data.runs.length ? "" : ` of ${reported.map((run) => run.label).join("; ")}`;
+    find("legend-hint").textContent += ` Accuracy and loss${whose} are reported by clients: the server has no test set, and each client tests the model that it receives on its own test set, or else on what it trains on. Nobody has tested the model of the last round.`;
+  }
 }
 
 function summaryRow(row, columns, best) {

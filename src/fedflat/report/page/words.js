@@ -51,7 +51,7 @@ function shortened(text, most) {
 }
 
 const AXES = {
-  rounds: { name: "rounds", format: ",d" },
+  rounds: { name: "rounds", format: ",~f" },
   bytes: { name: "traffic (bytes down + up)", format: "~s", suffix: "B" },
   passes: { name: "passes (forward + backward)", format: "~s" },
   seconds: { name: "seconds of training", format: "~s", suffix: "s" },
@@ -68,10 +68,44 @@ const QUANTITIES = {
   "client_accuracy.worst_decile": { name: "client accuracy, worst decile", share: true },
 };
 
-const QUANTITY_GROUPS = { "": "Always", client_accuracy: "Clients", measures: "Flatness", scalars: "Method" };
+const QUANTITY_GROUPS = {
+  "": "Always",
+  client_accuracy: "Clients",
+  accuracy_by_group: "Users or domains",
+  measures: "Flatness",
+  scalars: "Method",
+};
+
+// Where the server has no test set, clients test what they receive; null where some runs are of one kind, some of the other.
+function testedByClients() {
+  const kinds = new Set(state.data.runs.filter((run) => run.done).map((run) => run.tested_by_clients));
+  return kinds.size === 1 ? [...kinds][0] : kinds.size ? null : false;
+}
+
+function accuracyName() {
+  return testedByClients() ? "accuracy reported by clients" : "accuracy";
+}
+
+function lossName() {
+  const reported = testedByClients();
+  return reported === null ? "loss" : reported ? "loss reported by clients" : "test loss";
+}
+
+// A real federation's data is not where the report is made.
+const NO_DATA = "The data is on the clients' own nodes, so that nothing can be measured on it here; ff.model_of(RUN, federation) gives the model, to measure on data that you have.";
+
+function allOnNodes() {
+  return state.data.runs.length > 0 && state.data.runs.every((run) => run.on_nodes);
+}
+
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
 
 function quantityNamed(key) {
-  return QUANTITIES[key] || { name: key.slice(key.indexOf(".") + 1) };
+  const name = key.slice(key.indexOf(".") + 1);
+  const found = QUANTITIES[key] || (key.startsWith("accuracy_by_group.") ? { name: `accuracy, ${name}`, share: true } : { name });
+  return key === "accuracy" ? { ...found, name: accuracyName() } : key === "loss" ? { ...found, name: lossName() } : found;
 }
 
 function quantityGroup(key) {
