@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import fedflat as ff
-from fedflat.allocator import keep_memory
-from fedflat.flat import FlatModel
-from fedflat.local_training import LocalTraining
-from fedflat.messages import Download
+from fedflat.client.round import LocalTraining
+from fedflat.core.allocator import keep_memory
+from fedflat.core.flat import FlatModel
+from fedflat.core.messages import Download
 from fedflat.models import build_model
 
 from .pace import Target, markdown, say

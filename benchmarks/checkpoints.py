@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import fedflat as ff
-from fedflat.rundirectory import RunDirectory
+from fedflat.storage.run_directory import RunDirectory
 
 from .pace import Target, markdown, say, timed
 from .workloads import WORKLOADS

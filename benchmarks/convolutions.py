@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedflat.allocator import keep_memory
+from fedflat.core.allocator import keep_memory
 from fedflat.models import MODELS
-from fedflat.models.fast import Conv2d, _apply, _ways
+from fedflat.models.conv.conv2d import Conv2d, _apply, _ways
 
 from .pace import Target, markdown, ratio, say
 

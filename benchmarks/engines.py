@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import fedflat as ff
-from fedflat.engines import Engine
+from fedflat.engines.base import Engine
 
 from .overhead import FEW, Empty, per_client, per_round
 from .pace import Target, Training, markdown, race, say

@@ -7,7 +7,7 @@ plain loop is what a PyTorch user writes: default layout, ReLU before max-pool, 
 For FedSAM the bare loop takes two gradients a step, a norm between them and a move to the second point; its time in
 multiples of that of FedAvg's bare loop, in turn with it, is what FedSAM costs without a library around it. fedflat
 does without the first layer's first gradient and second product there, and without autograd in fully connected
-networks (`fedflat/chain.py`). A second bare loop on W1 does without autograd too: it is the product's own arithmetic
+networks (`gradients/dense.py`). A second bare loop on W1 does without autograd too: it is the product's own arithmetic
 with nothing around it.
 """
 
@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedflat as ff
-from fedflat.allocator import keep_memory
-from fedflat.chain import Chain
-from fedflat.cross_entropy import CrossEntropy
+from fedflat.core.allocator import keep_memory
+from fedflat.gradients.cross_entropy import CrossEntropy
+from fedflat.gradients.dense import Chain
 from fedflat.models import build_model
 
 from .pace import Processes, Steps, Target, Training, markdown, race, ratio, say

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 import fedflat as ff
-from fedflat.allocator import keep_memory
+from fedflat.core.allocator import keep_memory
 
 Steps = Callable[[int], None]
 """Takes so many steps."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import fedflat as ff
-from fedflat.allocator import keep_memory
+from fedflat.core.allocator import keep_memory
 from fedflat.models import build_model
 
 from .pace import Steps, Target, Training, markdown, ratio, say

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import fedflat as ff
-from fedflat.federation.patience import Patience
-from fedflat.federation.project import write_project
+from fedflat.engines.flower.limits import Patience
+from fedflat.engines.flower.project import write_project
 
 from .engines import CLIENTS, PARAMETERS
 from .overhead import FEW, Empty, per_client, per_round
@@ -37,7 +37,7 @@ import torch
 from torch import nn
 
 import fedflat as ff
-from fedflat.federation import {kind}_app
+from fedflat.engines.flower import {kind}_app
 
 
 def model(shape, classes):
@@ -80,9 +80,9 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def in_one_process(repeats: int) -> dict[str, Any]:
     """Rounds with few clients and with many, in turn, and how many bytes were on the way."""
-    from fedflat.federation.client import client_app
-    from fedflat.federation.engine import Flower
-    from fedflat.federation.nodes import Nodes
+    from fedflat.engines.flower.client import client_app
+    from fedflat.engines.flower.engine import Flower
+    from fedflat.engines.flower.nodes import Nodes
 
     from .wire_grid import Bytes
 
@@ -97,7 +97,7 @@ def in_one_process(repeats: int) -> dict[str, Any]:
         grid = Bytes(app, [{"partition-id": n, "state-dir": home} for n in range(CLIENTS)])
         nodes = Nodes(grid, CLIENTS, Patience(poll=0.001))
         nodes.wait()
-        logging.getLogger("fedflat.federation").setLevel(logging.WARNING)
+        logging.getLogger("fedflat.engines.flower").setLevel(logging.WARNING)
         settings: dict[str, Any] = {"local": LOCAL}
         rounds = [range(FEW), range(CLIENTS)] * (repeats + 1)
         settings |= {"participation": ff.Schedule(rounds), "rounds": len(rounds)}

@@ -8,7 +8,7 @@ from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedflat.federation.localgrid import LocalGrid
+from fedflat.engines.flower.localgrid import LocalGrid
 
 
 class Bytes(LocalGrid):

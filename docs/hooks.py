@@ -19,12 +19,12 @@ DOCS = ROOT / "docs"
 REFERENCE = {
     "training": (
         "Training",
-        ("training", "round", "local_sgd", "local", "participation", "engines", "errors", "federation"),
+        ("training", "client", "server.participation", "engines", "errors"),
     ),
     "data": ("Data", ("data",)),
-    "methods": ("Methods", ("method", "methods", "composition")),
-    "mechanisms": ("Mechanisms", ("mechanism", "mechanisms", "parameters", "messages", "server")),
-    "flatness": ("Flatness", ("flat", "flatness")),
+    "methods": ("Methods", ("methods.method", "methods.named", "methods.text")),
+    "mechanisms": ("Mechanisms", ("methods", "core.parameters", "core.messages", "server")),
+    "flatness": ("Flatness", ("core.flat", "flatness")),
     "figures": ("Figures", ("figures",)),
     "other": ("Other names", ()),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedflat.methods import METHODS
+from fedflat.methods.named import METHODS
 
 PAGE = Path(__file__).with_name("scale.md")
 MODEL = 4 * 11_173_962

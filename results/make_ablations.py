@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedflat.experiments.presets import PaperCell, choose, find_preset
 from fedflat.experiments.sweep import slug
-from fedflat.rundirectory import read_metrics, read_settings
+from fedflat.storage.run_directory import read_metrics, read_settings
 
 HERE = Path(__file__).parent
 STORE = HERE / "ablations.json"

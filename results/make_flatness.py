@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedflat.composition import as_method
-from fedflat.experiments.flatness_of import read_flatness
-from fedflat.experiments.running import experiment_of
-from fedflat.rundirectory import read_metrics
+from fedflat.experiments.measure_run import read_flatness
+from fedflat.experiments.run import experiment_of
+from fedflat.methods.text import as_method
+from fedflat.storage.run_directory import read_metrics
 
 HERE = Path(__file__).parent
 CHANCE = 0.5

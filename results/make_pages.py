@@ -17,9 +17,9 @@ from typing import Any
 from compare_statistics import GROUPS, Published, all_statistics, errors, missing, published, run_of
 
 from fedflat.experiments.presets import PaperCell, choose, find_preset
-from fedflat.experiments.reproducing import added
+from fedflat.experiments.reproduce import added
 from fedflat.experiments.sweep import slug
-from fedflat.rundirectory import read_metrics, read_settings
+from fedflat.storage.run_directory import read_metrics, read_settings
 
 HERE = Path(__file__).parent
 STORE = HERE / "fedwmsam-table1.json"

@@ -1,7 +1,10 @@
 """The public names and where they live; the package imports each when it is first asked for."""
 
-from . import figures as figures
-from .composition import as_method as as_method
+from .client.optimisers import LocalSGD as LocalSGD
+from .client.step import Local as Local, Step as Step
+from .core.flat import FlatModel as FlatModel
+from .core.messages import Upload as Upload
+from .core.parameters import choice as choice, number as number
 from .data import federate as federate, load_dataset as load_dataset
 from .data.augmentation import Augmentation as Augmentation, Images as Images
 from .data.dataset import Dataset as Dataset
@@ -17,11 +20,10 @@ from .data.partitions import (
     Quantity as Quantity,
 )
 from .engines.inprocess import InProcess as InProcess
-from .engines.ray import Ray as Ray
-from .engines.workers import Workers as Workers
+from .engines.ray.engine import Ray as Ray
+from .engines.workers.engine import Workers as Workers
 from .errors import Diverged as Diverged, FedflatError as FedflatError
-from .experiments.model_of import TrainedModel as TrainedModel, model_of as model_of
-from .flat import FlatModel as FlatModel
+from .experiments.load_run import TrainedModel as TrainedModel, model_of as model_of
 from .flatness import MEASURES as MEASURES
 from .flatness.client_sharpness import (
     ClientSharpness as ClientSharpness,
@@ -62,10 +64,8 @@ from .flatness.trace import hessian_trace as hessian_trace
 from .flatness.trajectory import local_trajectory as local_trajectory
 from .flatness.update_sums import Drift as Drift, UpdateSums as UpdateSums
 from .flatness.worst_case import WorstCase as WorstCase, worst_case_sharpness as worst_case_sharpness
-from .local import Local as Local, Step as Step
-from .local_sgd import LocalSGD as LocalSGD
-from .mechanism import Contract as Contract, Correction as Correction, Mechanism as Mechanism
-from .mechanisms import (
+from .methods.mechanism import Contract as Contract, Correction as Correction, Mechanism as Mechanism
+from .methods.mechanisms import (
     AdaptiveAscent as AdaptiveAscent,
     AdaptiveWeight as AdaptiveWeight,
     ControlVariates as ControlVariates,
@@ -89,9 +89,8 @@ from .mechanisms import (
     TargetAscent as TargetAscent,
     TrajectoryLoss as TrajectoryLoss,
 )
-from .messages import Upload as Upload
-from .method import Method as Method
-from .methods import (
+from .methods.method import Method as Method
+from .methods.named import (
     METHODS as METHODS,
     fedacg as fedacg,
     fedasam as fedasam,
@@ -120,16 +119,16 @@ from .methods import (
     mofedsam as mofedsam,
     scaffold as scaffold,
 )
-from .parameters import choice as choice, number as number
-from .participation import (
+from .methods.text import as_method as as_method
+from .server.participation import (
     Bernoulli as Bernoulli,
     Everyone as Everyone,
     Schedule as Schedule,
     Uniform as Uniform,
 )
-from .round import Round as Round
-from .rundirectory import read_metrics as read_metrics
-from .server import Server as Server
-from .training import Run as Run, train as train
+from .server.server import Server as Server
+from .storage.run_directory import read_metrics as read_metrics
+from .training.record import Round as Round
+from .training.train import Run as Run, train as train
 
 __version__: str

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import yaml
 
-from fedflat.composition import as_method
 from fedflat.data.partitions import parse_partition
 from fedflat.errors import FedflatError
 from fedflat.experiments.changes import changed, parse_changes, split_values
-from fedflat.experiments.experiment import Experiment, LocalSection, RaySection
+from fedflat.experiments.files import load_experiment, make_experiment
 from fedflat.experiments.parsing import parse_value
-from fedflat.experiments.reading import load_experiment, make_experiment
+from fedflat.experiments.schema import Experiment, LocalSection, RaySection
+from fedflat.methods.text import as_method
 
 PLACE = Path(tempfile.mkdtemp(prefix="fedflat-fuzz-"))
 atexit.register(shutil.rmtree, PLACE, ignore_errors=True)

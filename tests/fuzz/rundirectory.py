@@ -33,8 +33,8 @@ def run() -> Path:
     """A tiny run that was stopped after two of three rounds, with what can be measured of it."""
     from synthetic_runs import write_flatness, write_landscape
 
-    from fedflat.experiments.reading import make_experiment
-    from fedflat.experiments.running import run_experiment
+    from fedflat.experiments.files import make_experiment
+    from fedflat.experiments.run import run_experiment
 
     place = Path(tempfile.mkdtemp()) / "run"
     rounds: list[int] = []
@@ -131,7 +131,7 @@ def _refusal(way: Callable[[Path], object], place: Path) -> Exception | None:
 
 
 def _metrics(place: Path) -> None:
-    from fedflat.rundirectory import read_metrics
+    from fedflat.storage.run_directory import read_metrics
 
     for number, row in enumerate(read_metrics(place)):
         assert row["index"] == number
@@ -139,13 +139,13 @@ def _metrics(place: Path) -> None:
 
 
 def _settings(place: Path) -> None:
-    from fedflat.rundirectory import read_settings
+    from fedflat.storage.run_directory import read_settings
 
     read_settings(place)
 
 
 def _experiment(place: Path) -> None:
-    from fedflat.experiments.running import experiment_of, is_done
+    from fedflat.experiments.run import experiment_of, is_done
 
     experiment_of(place)
     assert not is_done(place)  # it never was
@@ -168,7 +168,7 @@ def _reported(place: Path) -> None:
 
 
 def _flatness(place: Path) -> None:
-    from fedflat.experiments.flatness_of import read_flatness, read_landscape
+    from fedflat.experiments.measure_run import read_flatness, read_landscape
 
     read_flatness(place)
     read_landscape(place)
@@ -177,10 +177,10 @@ def _flatness(place: Path) -> None:
 def _gone_on_with(place: Path) -> None:
     """As far as the first round: the server and the clients are where a sound checkpoint left them."""
     from fedflat import FlatModel, as_method
-    from fedflat.experiments.running import experiment_of
+    from fedflat.experiments.run import experiment_of
     from fedflat.models import build_model
-    from fedflat.rundirectory import read_settings
-    from fedflat.server import Server
+    from fedflat.server.server import Server
+    from fedflat.storage.run_directory import read_settings
 
     settings = read_settings(place, to_go_on=True)
     experiment = experiment_of(place, to_run=True).filled()
@@ -188,12 +188,12 @@ def _gone_on_with(place: Path) -> None:
     server = Server(flat.vector.clone(), as_method("scaffold"), 4, "samples", flat.read_buffers(), None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)  # nothing here has to outlast a power cut
-        patch.setattr("fedflat.rundirectory.environment", _environment)  # asks git, every time
+        patch.setattr("fedflat.storage.run_directory.environment", _environment)  # asks git, every time
         _open_state(place, settings, experiment.written(), server)
 
 
 def _open_state(place: Path, settings: dict[str, Any], experiment: dict[str, Any], server: Any) -> None:
-    from fedflat.rundirectory import RunDirectory
+    from fedflat.storage.run_directory import RunDirectory
 
     directory = RunDirectory(place, settings, resume=True, experiment=experiment)
     try:
@@ -221,7 +221,7 @@ def _readers(name: str) -> tuple[Callable[[Path], None], ...]:
 
 @cache
 def _environment() -> dict[str, Any]:
-    from fedflat.environment import environment
+    from fedflat.storage.environment import environment
 
     return environment()
 
@@ -237,9 +237,9 @@ def _data() -> Any:
 def _known() -> dict[int, tuple[torch.Tensor, list[torch.Tensor]]]:
     """The models and the clients' states that were written, by rounds done; the model that it began with."""
     from fedflat import FlatModel
-    from fedflat.checkpoint import read_checkpoint
     from fedflat.models import build_model
-    from fedflat.store import ClientStore
+    from fedflat.storage.checkpoint import read_checkpoint
+    from fedflat.storage.client_store import ClientStore
 
     start = FlatModel(build_model("mlp", _data(), 1), torch.float32, "cpu").vector.clone()
     known: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {0: (start, [])}

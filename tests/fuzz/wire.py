@@ -39,8 +39,8 @@ def world() -> Any:
     from torch import nn
 
     import fedflat as ff
-    from fedflat.flat import FlatModel
-    from fedflat.messages import Upload
+    from fedflat.core.flat import FlatModel
+    from fedflat.core.messages import Upload
 
     torch.manual_seed(0)
     flat = FlatModel(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)))
@@ -61,7 +61,7 @@ def seeds() -> Iterator[bytes]:
     """Replies with all there may be and with little, and a first word."""
     from flwr.app import ConfigRecord, RecordDict
 
-    from fedflat.federation.wire import from_upload
+    from fedflat.engines.flower.wire import from_upload
 
     _, _, _, upload = world()
     yield written(from_upload(upload(1), (3, 12345)))
@@ -76,7 +76,7 @@ def mutate(data: bytes, dice: random.Random) -> bytes:
     """Other values, names and records."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
-    from fedflat.federation.wire import UNREADABLE
+    from fedflat.engines.flower.wire import UNREADABLE
 
     try:
         content = read(data)
@@ -115,11 +115,11 @@ def check(data: bytes) -> None:
     """What is accepted leaves finite numbers behind, and no client has more than its share."""
     import torch
 
-    from fedflat.buffer_rules import BufferRules
-    from fedflat.federation.nodes import ENTRIES, read_hello
-    from fedflat.federation.wire import UNREADABLE, Malformed, to_upload
-    from fedflat.round import Round
-    from fedflat.server import Server
+    from fedflat.engines.flower.nodes import ENTRIES, read_hello
+    from fedflat.engines.flower.wire import UNREADABLE, Malformed, to_upload
+    from fedflat.server.buffer_rules import BufferRules
+    from fedflat.server.server import Server
+    from fedflat.training.record import Round
 
     try:
         content = read(data)

@@ -159,11 +159,11 @@ def partition(
     width: Width = "two",
 ) -> None:
     """Which client has how many samples of which class."""
-    from ..experiments.building import make_federation
+    from ..experiments.build import make_federation
     from ..experiments.compare import find_runs, leave_out
-    from ..experiments.model_of import same_data
-    from ..experiments.reading import load_experiment
-    from ..experiments.running import experiment_of
+    from ..experiments.files import load_experiment
+    from ..experiments.load_run import same_data
+    from ..experiments.run import experiment_of
     from ..figures import partitions
 
     found = [load_experiment(path) for path in runs if path.is_file()]
@@ -293,7 +293,7 @@ def trajectory(
     width: Width = "two",
 ) -> None:
     """Where a client goes in the round after a run's last, by method, on a plane of local and global loss."""
-    from ..experiments.trajectory_of import paths_of
+    from ..experiments.run_trajectory import paths_of
     from ..figures import trajectories
     from ..figures.trials import written
     from ..flatness.landscape import plane
@@ -313,7 +313,7 @@ def trajectory(
 
 
 def _split(partition: object) -> str:
-    from ..experiments.building import make_partition
+    from ..experiments.build import make_partition
 
     return str(make_partition(partition))  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ def init(
     project: Annotated[Path, typer.Argument(help="The directory to make.")],
 ) -> None:
     """Write a small Flower app that trains with fedflat, on demonstration data until you put yours in."""
-    from ..federation.project import write_project
+    from ..engines.flower.project import write_project
 
     for path in write_project(project):
         console.print(f"  {path}", markup=False, highlight=False, soft_wrap=True)
@@ -60,7 +60,7 @@ def keys(
     days: Annotated[int, typer.Option(help="How long the certificates are valid.", min=1)] = 365,
 ) -> None:
     """Make an authority, a server certificate and a key for every node, to try a federation out."""
-    from ..federation.keys import make_keys
+    from ..engines.flower.keys import make_keys
 
     for path in make_keys(directory, nodes, host or ["127.0.0.1", "localhost"], port, days):
         console.print(f"  {path}", markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ..experiments.experiment import NATURAL
+from ..experiments.schema import NATURAL
 from .app import THERE_IS, app, console
 from .options import (
     PARTITION_HELP,
@@ -51,10 +51,10 @@ def split(
 ) -> None:
     """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
     from ..data.partitions import parse_partition
+    from ..data.protocols import usual
     from ..data.split_picture import draw
     from ..data.split_report import describe
-    from ..experiments.building import read_dataset
-    from ..usual import usual
+    from ..experiments.build import read_dataset
 
     loaded = read_dataset(
         dataset, data, download, target, client_column, named(features), image_size, client_folders
@@ -106,7 +106,7 @@ def list_methods(
     name: Annotated[str | None, typer.Argument(help="Show one method in detail.")] = None,
 ) -> None:
     """List the methods: paper, vectors down and up per round, passes per step, what is kept."""
-    from ..methods import METHODS
+    from ..methods.named import METHODS
 
     if name is not None:
         _describe(name)
@@ -142,8 +142,8 @@ def list_methods(
 @app.command("mechanisms", rich_help_panel=THERE_IS)
 def list_mechanisms() -> None:
     """List the mechanisms that methods are composed of, with their parameters."""
-    from .. import methods as _  # noqa: F401  (importing them registers the mechanisms)
-    from ..mechanism import registry
+    from ..methods import named as _  # noqa: F401  (importing them registers the mechanisms)
+    from ..methods.mechanism import registry
 
     for name, kind in sorted(registry.items()):
         console.print(Text.assemble((name, "bold"), _parameters(kind)), highlight=False)
@@ -151,8 +151,8 @@ def list_mechanisms() -> None:
 
 
 def _describe(name: str) -> None:
-    from ..composition import as_method
-    from ..methods import METHODS
+    from ..methods.named import METHODS
+    from ..methods.text import as_method
 
     method = as_method(name)
     make = METHODS.get(name.replace("-", "_").lower())
@@ -185,6 +185,6 @@ def _first_line(thing: Any) -> str:
 @app.command(rich_help_panel=THERE_IS)
 def schema() -> None:
     """Print the JSON schema of experiment files; editors complete keys with it."""
-    from ..experiments.experiment import Experiment
+    from ..experiments.schema import Experiment
 
     print(json.dumps(Experiment.model_json_schema(), indent=2))

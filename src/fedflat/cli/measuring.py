@@ -17,7 +17,7 @@ from .app import LOOK, app, console
 from .options import DataDirectory
 
 if TYPE_CHECKING:
-    from ..experiments.model_of import TrainedModel
+    from ..experiments.load_run import TrainedModel
 
 BASIC = ("sharpness", "client-sharpness", "worst-case", "eigenvalues")
 """What is measured if nothing else is asked for."""
@@ -55,8 +55,8 @@ def flatness(
 ) -> None:
     """Measure how flat the models of runs are; the numbers are kept in each run's flatness.json."""
     from ..experiments.compare import find_runs
-    from ..experiments.flatness_of import keep_measures, read_flatness, take_measure
-    from ..experiments.state_of import NoState
+    from ..experiments.measure_run import keep_measures, read_flatness, take_measure
+    from ..experiments.run_state import NoState
 
     more = {"trace": trace, "density": density, "low-pass": lpf, "radius": radius}
     names = _measures(measure, [name for name, wanted in more.items() if wanted], everything)
@@ -113,7 +113,7 @@ def landscape(
     Kept in each run's landscape.json. Interrupted, the same command goes on where it was.
     """
     from ..experiments.compare import find_runs
-    from ..experiments.flatness_of import take_landscapes
+    from ..experiments.measure_run import take_landscapes
 
     parts = list(dict.fromkeys(part or ["train"]))
     if wrong := [one for one in parts if one not in ("train", "test")]:
@@ -199,8 +199,8 @@ def _trained(runs: list[Path], data: Path | None) -> Iterator[tuple[Path, Traine
     """Every run's model; data is loaded once for neighbours that share it."""
     import torch
 
-    from ..experiments.model_of import model_of, same_data
-    from ..experiments.running import experiment_of
+    from ..experiments.load_run import model_of, same_data
+    from ..experiments.run import experiment_of
 
     torch.set_num_threads(1)  # beside other work two threads are slower than one
     place = None if data is None else str(data)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..usual import USUAL
+from ..data.protocols import USUAL
 
 
 def usually(what: str) -> str:

@@ -13,7 +13,7 @@ from .app import console, headed
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
-    from ..training import Run
+    from ..training.train import Run
 
 SHARPNESS_SAMPLES = 2000
 """Training samples, evenly spaced over the clients, on which sharpness is measured."""

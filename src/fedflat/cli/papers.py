@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import FedflatError, explained
-from ..files import replace_file
+from ..storage.files import replace_file
 from .app import PAPERS, app, console, headed
 from .options import DataDirectory, Download, KeepStates, Set
 from .outcome import show_notes
@@ -21,7 +21,7 @@ from .sweeping import GridProgress, _seeds
 
 if TYPE_CHECKING:
     from ..experiments.presets import Preset
-    from ..experiments.reproducing import Planned
+    from ..experiments.reproduce import Planned
     from ..experiments.sweep import Cell
 
 FIGURES = {
@@ -101,13 +101,13 @@ def reproduce(
     keep_states: KeepStates = False,
 ) -> None:
     """Run cells of a paper's table and print ours beside theirs. The same command goes on where it was stopped."""
-    from ..experiments.building import fetch_missing
+    from ..experiments.build import fetch_missing
     from ..experiments.caveats import all_caveats, merged, protocol_caveats
     from ..experiments.changes import parse_changes
     from ..experiments.parsing import parse_value
     from ..experiments.presets import choose, find_preset
-    from ..experiments.reproducing import added, plan_runs, tabulate
-    from ..experiments.running import stopping_at_round_end
+    from ..experiments.reproduce import added, plan_runs, tabulate
+    from ..experiments.run import stopping_at_round_end
     from ..experiments.statistics import check_rounds, with_statistic
     from ..experiments.sweep import run_cells
 

@@ -13,7 +13,7 @@ from .app import FEDERATIONS, app, console
 from .options import Set
 
 if TYPE_CHECKING:
-    from ..experiments.experiment import Experiment
+    from ..experiments.schema import Experiment
 
 
 @app.command("privacy", rich_help_panel=FEDERATIONS)
@@ -23,9 +23,9 @@ def privacy(
     set_: Set = None,
 ) -> None:
     """Say what leaves a client, field by field, and its ε where everything that leaves carries noise."""
-    from ..composition import as_method
-    from ..experiments.building import make_participation, make_sgd
-    from ..privacy import hello, leaving, spent
+    from ..engines.flower.privacy import hello, leaving, spent
+    from ..experiments.build import make_participation, make_sgd
+    from ..methods.text import as_method
 
     experiment = _experiment(what, set_ or []).filled()
     method, local = as_method(experiment.method), make_sgd(experiment.local)
@@ -71,8 +71,8 @@ def privacy(
 def _experiment(what: str, changes: list[str]) -> Experiment:
     """From a file, or that of a method where nothing else is said."""
     from ..experiments.changes import changed, parse_changes
+    from ..experiments.files import load_experiment, make_experiment
     from ..experiments.parsing import parse_value
-    from ..experiments.reading import load_experiment, make_experiment
 
     others = {key: parse_value(text) for key, text in parse_changes(changes).items()}
     if Path(what).suffix in (".yaml", ".yml", ".toml", ".json") or Path(what).exists():
@@ -82,7 +82,7 @@ def _experiment(what: str, changes: list[str]) -> Experiment:
 
 def _has_buffers(experiment: Experiment, seed: int) -> bool:
     """Whether the model has BatchNorm statistics; if it cannot be built here, that is taken for granted."""
-    from ..experiments.building import make_federation
+    from ..experiments.build import make_federation
     from ..models import build_model
 
     try:

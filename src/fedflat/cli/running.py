@@ -26,7 +26,7 @@ from .options import (
 from .training import train_all
 
 if TYPE_CHECKING:
-    from ..experiments.experiment import Experiment
+    from ..experiments.schema import Experiment
 
 DEMO = ("fedgmt", "fedavg", "fedsam")
 
@@ -237,8 +237,8 @@ def resume(
     ] = None,
 ) -> None:
     """Go on with a run after Ctrl-C, a crash or a power cut: the result has the same bits as without it."""
-    from ..experiments.running import experiment_of, is_done
-    from ..on_nodes import GO_ON, ON_NODES
+    from ..data.on_nodes import GO_ON, ON_NODES
+    from ..experiments.run import experiment_of, is_done
 
     experiment = experiment_of(directory, to_run=True)
     if rounds is not None:
@@ -259,8 +259,8 @@ def resume(
 
 def _load(file: Path | None, options: dict[str, Any], given: list[str] | None) -> Experiment:
     from ..experiments.changes import changed, parse_changes
+    from ..experiments.files import load_experiment, make_experiment
     from ..experiments.parsing import parse_value
-    from ..experiments.reading import load_experiment, make_experiment
 
     changes = {name: value for name, value in options.items() if value is not None}
     changes |= {key: parse_value(text) for key, text in parse_changes(given or []).items()}

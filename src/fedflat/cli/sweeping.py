@@ -39,11 +39,11 @@ def sweep(
 
     What is done is skipped and what was interrupted is gone on with, so the same command continues a sweep.
     """
-    from ..experiments.building import fetch_missing
+    from ..experiments.build import fetch_missing
     from ..experiments.caveats import all_caveats
     from ..experiments.changes import parse_changes, split_values
     from ..experiments.parsing import read_file
-    from ..experiments.running import stopping_at_round_end
+    from ..experiments.run import stopping_at_round_end
     from ..experiments.sweep import grid, run_cells
 
     content, lines = read_file(file)

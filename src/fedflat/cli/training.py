@@ -17,18 +17,18 @@ from .outcome import show_notes, show_outcome
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
-    from ..experiments.experiment import Experiment
-    from ..training import Run
+    from ..experiments.schema import Experiment
+    from ..training.train import Run
 
 
 def train_all(
     experiments: list[Experiment], out: Path | None, resuming: bool = False, notes: Sequence[str] = ()
 ) -> list[Run]:
     """Train one after the other on the same data, and show the outcome."""
-    from ..composition import as_method
-    from ..experiments.building import make_federation
-    from ..experiments.running import run_experiment, stopping_at_round_end
-    from ..progress import RunProgress
+    from ..experiments.build import make_federation
+    from ..experiments.run import run_experiment, stopping_at_round_end
+    from ..methods.text import as_method
+    from ..training.progress import RunProgress
 
     runs: list[Run] = []
     federation: Federation | None = None
@@ -83,7 +83,7 @@ def train_all(
 
 
 def _announce(filled: Experiment, federation: Federation) -> None:
-    from ..experiments.building import make_partition
+    from ..experiments.build import make_partition
 
     local = filled.local
     length = f"{local.epochs} epochs" if local.steps is None else f"{local.steps} steps"
@@ -116,7 +116,7 @@ def _notices() -> Iterator[None]:
 
 
 def _names(experiments: list[Experiment]) -> list[str]:
-    from ..composition import as_method
+    from ..methods.text import as_method
 
     several = len({str(e.seed) for e in experiments}) > 1
     return [as_method(e.method).name + (f" (seed {e.seed})" if several else "") for e in experiments]
@@ -142,8 +142,8 @@ def _interrupted(directory: Path | None, when: str, left: list[str]) -> NoReturn
 
 def _directories(out: Path | None, experiments: list[Experiment]) -> list[Path | None]:
     """One directory for one run; one in it for each of several, named after what makes it differ."""
-    from ..composition import as_method
     from ..experiments.sweep import slug
+    from ..methods.text import as_method
 
     if out is None or len(experiments) == 1:
         return [out] * len(experiments)

@@ -37,7 +37,7 @@ def tune(
     """
     from ..experiments.changes import changed, parse_changes
     from ..experiments.parsing import parse_value, read_file
-    from ..experiments.running import stopping_at_round_end
+    from ..experiments.run import stopping_at_round_end
     from ..experiments.tune import CHOSEN_ON_TEST, parse_range, tune as search
 
     content, _ = read_file(file)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import FedflatError, nearest
-from ..usual import usual
 from .augmentation import Images, Pipeline, find_augmentation
 from .dataset import Dataset
 from .federation import Federation
 from .partitions import ByDomain, ByUser, Partition, parse_partition
 from .preprocessing import describe_preprocessing
+from .protocols import usual
 
 
 def dataset_names() -> list[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..core.randomness import generator
 from ..errors import FedflatError
-from ..randomness import generator
 from .augmentation import Images, Plain
 from .cache import Stored
 from .caveats import copy_caveats

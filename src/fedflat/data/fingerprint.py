@@ -9,7 +9,7 @@ from zlib import crc32
 
 from torch import Tensor
 
-from ..slots import memory
+from ..storage.vector_file import memory
 
 if TYPE_CHECKING:
     from .federation import Federation

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from ..core.randomness import generator
 from ..errors import FedflatError, nearest
-from ..randomness import generator
 from .augmentation import Images
 from .dataset import Dataset
 from .readers.images import class_folders, decode_images, list_images

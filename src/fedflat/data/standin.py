@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..randomness import generator
+from ..core.randomness import generator
 from .augmentation import Images, Plain
 from .catalogue import OFFICE_DOMAINS
 from .caveats import stand_in_caveat

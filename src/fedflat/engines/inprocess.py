@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from ..evaluation import Score, evaluate
-from ..local_training import LocalTraining
-from ..messages import Download, Upload
-from . import Job
+from ..client.round import LocalTraining
+from ..core.evaluation import Score, evaluate
+from ..core.messages import Download, Upload
+from .base import Job
 
 
 class InProcess:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..composition import as_method
-from ..rundirectory import read_settings
-from .building import make_partition
-from .experiment import Experiment
+from ..methods.text import as_method
+from ..storage.run_directory import read_settings
+from .build import make_partition
+from .schema import Experiment
 from .sweep import HOW
 
 APART = (HOW - {"rounds"}) | {"seed", "measure"}

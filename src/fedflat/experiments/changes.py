@@ -42,7 +42,7 @@ def _partition_parts(given: Any) -> dict[str, Any]:
 
 def _with_parameter(method: Any, name: str, value: Any) -> Any:
     """A method of one name with another parameter."""
-    from ..composition import method_terms
+    from ..methods.text import method_terms
 
     terms = method_terms(method)
     if len(terms) == 1:

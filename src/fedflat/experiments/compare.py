@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..errors import FedflatError, nearest
-from ..metrics import Row
-from ..on_nodes import as_on_nodes, is_on_nodes
-from ..rundirectory import read_metrics, read_settings
-from ..tested import by_clients, tested
+from ..storage.metrics_file import Row
+from ..storage.run_directory import read_metrics, read_settings
+from ..storage.tested import by_clients, tested
 from .parsing import read_mapping
 
 Mean = tuple[float, float | None] | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..data.official import OFFICIAL, Official
-from .experiment import Experiment
+from .schema import Experiment
 
 STEP_SECONDS = {
     "mlp": 0.0012,
@@ -82,7 +82,7 @@ def run_cost(experiment: Experiment) -> RunCost:
 
     What a method spares in some rounds or epochs, such as FedGMT's teacher and FedGF's ascent, is counted.
     """
-    from ..composition import as_method
+    from ..methods.text import as_method
 
     size = OFFICIAL.get(experiment.dataset, UNKNOWN)
     rounds, active = experiment.rounds or 1, active_clients(experiment)

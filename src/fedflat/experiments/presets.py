@@ -18,7 +18,7 @@ import yaml
 
 from ..errors import FedflatError, nearest
 from .changes import changed
-from .reading import make_experiment
+from .files import make_experiment
 
 PAPERS = ("fedgmt", "fedwmsam", "fednsam", "fedgf")
 
@@ -157,7 +157,7 @@ def load_paper(paper: str) -> Mapping[str, Any]:
     """A paper's file."""
     if paper not in PAPERS:
         raise FedflatError(f"There is no paper '{paper}'.{nearest(paper, PAPERS)}")
-    text = (resources.files("fedflat.papers") / f"{paper}.yaml").read_text()
+    text = (resources.files("fedflat.experiments.papers") / f"{paper}.yaml").read_text()
     content: Mapping[str, Any] = yaml.safe_load(text)
     return content
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..errors import FedflatError, nearest, shortened
-from .experiment import Experiment, LocalSection, RaySection
+from .schema import Experiment, LocalSection, RaySection
 
 SECTIONS: dict[str, type[BaseModel]] = {"": Experiment, "local": LocalSection, "ray": RaySection}
 """Where unknown keys are looked up."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .cost import active_clients, run_cost
-from .experiment import NATURAL, Experiment
 from .presets import PaperCell
+from .schema import NATURAL, Experiment
 
 SMALL_BUDGET = 20.0
 """Seconds of one core that all cells of a small reproduction may take together, unless two rounds take more."""

@@ -13,16 +13,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..engines.workers.parent import end_with_parent
 from ..errors import FedflatError
-from ..parent import end_with_parent
-from ..rundirectory import difference
+from ..storage.run_directory import difference
 from .changes import changed, unchanged
-from .experiment import Experiment
+from .files import make_experiment
 from .problems import Lines
-from .reading import make_experiment
+from .schema import Experiment
 
 if TYPE_CHECKING:
-    from ..round import Round
+    from ..training.record import Round
 
 POLL = 0.2
 """Seconds between looks at whether to stop."""
@@ -201,7 +201,7 @@ def _deaf() -> Iterator[None]:
 
 def _look(cell: Cell) -> tuple[bool, str | None]:
     """Whether a run is done already; a sentence if what is there is another run."""
-    from .running import experiment_of, is_done
+    from .run import experiment_of, is_done
 
     try:
         if not is_done(cell.out, cell.experiment.filled().rounds):
@@ -229,7 +229,7 @@ def _serve(pipe: Connection, alone: bool, keep_states: bool) -> None:
 
 def _run_cell(cell: Cell, pipe: Connection, alone: bool, keep_states: bool) -> str | None:
     """One run, from its last checkpoint if it has one; a sentence if it fails."""
-    from .running import run_experiment
+    from .run import run_experiment
 
     def report(round: Round) -> None:
         with contextlib.suppress(OSError):  # nobody listens any longer: then it stops after this round

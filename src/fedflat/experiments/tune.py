@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import FedflatError, MissingExtra, explained
-from ..files import replace_file
+from ..storage.files import replace_file
 from .changes import changed, split_values
+from .files import make_experiment
 from .parsing import parse_value
-from .reading import make_experiment
-from .running import run_experiment
+from .run import run_experiment
 
 CHOSEN_ON_TEST = (
     "Settings are chosen by test accuracy, so the best accuracy is optimistic. Before you report a number, test "

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..composition import as_method, method_terms
 from ..data.partitions.text import partition_parts
 from ..errors import FedflatError, nearest
 from ..experiments.compare import REPORTED, Group, Mean, _mean, _names, compare, describe, find_runs
-from ..rundirectory import read_metrics
+from ..methods.text import as_method, method_terms
+from ..storage.run_directory import read_metrics
 from .footnote import noted
 from .lines import Line, draw_lines
 from .style import legend_above, look, panels

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..data.on_nodes import ON_NODES, no_data
 from ..errors import FedflatError
 from ..experiments.compare import describe, leave_out
-from ..experiments.flatness_of import read_flatness, read_landscape
+from ..experiments.measure_run import read_flatness, read_landscape
 from ..flatness.landscape import Landscape
-from ..on_nodes import ON_NODES, no_data
 from .trials import Place, by_place, gather
 
 Made = TypeVar("Made")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import FedflatError
 from ..experiments.compare import compare, describe, find_runs
-from ..methods import METHODS
-from ..rundirectory import read_metrics
-from ..tested import by_clients, tested
+from ..methods.named import METHODS
+from ..storage.run_directory import read_metrics
+from ..storage.tested import by_clients, tested
 
 if TYPE_CHECKING:
-    from ..training import Run
+    from ..training.train import Run
 
 History = Sequence[Mapping[str, Any]]
 """One row per round, as `run.history` and `metrics.jsonl` have them."""

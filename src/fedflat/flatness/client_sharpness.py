@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
 from ..data.federation import Federation
-from ..evaluation import LossFunction
-from ..flat import FlatModel
 from .clients import choose, fitting
 from .sharpness import sharpness
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.flat import FlatModel
 from ..data.federation import Federation
 from ..errors import FedflatError
-from ..flat import FlatModel
 
 
 def fitting(federation: Federation, model: FlatModel) -> Federation:

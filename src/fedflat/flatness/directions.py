@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..flat import inverse_norm
-from ..randomness import generator
+from ..core.flat import inverse_norm
+from ..core.randomness import generator
 from .surface import Surface
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..composition import MethodLike
+from ..client.optimisers import LocalSGD
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
 from ..data.federation import Federation
-from ..evaluation import LossFunction
-from ..flat import FlatModel
-from ..local_sgd import LocalSGD
+from ..methods.text import MethodLike
 from .client_sharpness import ClientSharpness
 from .clients import choose, fitting
 from .local_round import RunState, local_round

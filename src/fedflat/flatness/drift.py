@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..composition import MethodLike
+from ..client.optimisers import LocalSGD
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
 from ..data.federation import Federation
-from ..evaluation import LossFunction
-from ..flat import FlatModel
-from ..local_sgd import LocalSGD
+from ..methods.text import MethodLike
 from .clients import choose, fitting
 from .local_round import RunState, local_round
 from .surface import Surface

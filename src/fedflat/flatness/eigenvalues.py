@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
+from ..core.randomness import generator
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError, MissingExtra
-from ..evaluation import LossFunction
-from ..flat import FlatModel
-from ..randomness import generator
 from .directions import gaussian
 from .estimate import at_least
 from .surface import Surface

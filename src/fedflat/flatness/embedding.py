@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..core.flat import FlatModel
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError, MissingExtra
-from ..flat import FlatModel
 from .estimate import at_least
 from .surface import CHUNK, Surface
 

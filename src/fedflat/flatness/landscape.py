@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError
-from ..evaluation import LossFunction
-from ..flat import FlatModel
 from .directions import gaussian
 from .points import Point, losses_at
 from .surface import Surface

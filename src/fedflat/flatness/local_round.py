@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..composition import MethodLike, as_method
+from ..client.optimisers import LocalSGD
+from ..client.round import LocalTraining
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
+from ..core.messages import Upload
 from ..data.federation import Federation
 from ..errors import FedflatError
-from ..evaluation import LossFunction
-from ..flat import FlatModel
-from ..local_sgd import LocalSGD
-from ..local_training import LocalTraining
-from ..messages import Upload
-from ..server import RejectedUpload, Server
-from ..store import ClientStore
+from ..methods.text import MethodLike, as_method
+from ..server.server import RejectedUpload, Server
+from ..storage.client_store import ClientStore
 from .clients import choose, fitting
 
 

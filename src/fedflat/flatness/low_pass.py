@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
 from ..data.federation import Federation, Shard
-from ..evaluation import LossFunction
-from ..flat import FlatModel
 from .directions import gaussian
 from .estimate import Estimate, at_least
 from .surface import Surface

@@ -15,8 +15,8 @@ from .estimate import Estimate
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..core.flat import FlatModel
     from ..data.federation import Federation, Shard
-    from ..flat import FlatModel
 
 
 @dataclass(frozen=True)

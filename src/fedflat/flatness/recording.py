@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
+from ..core.messages import Upload
 from ..data.federation import Federation
-from ..engines import Job
+from ..engines.base import Job
 from ..errors import FedflatError, nearest
-from ..evaluation import LossFunction
-from ..flat import FlatModel
-from ..messages import Upload
-from ..server import Server
-from ..store import ClientStore
+from ..server.server import Server
+from ..storage.client_store import ClientStore
 from . import MEASURES
 from .client_sharpness import ClientSharpness
 from .discrepancy import Discrepancy, flatness_discrepancy

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel, inverse_norm
 from ..data.federation import Federation, Shard
-from ..evaluation import LossFunction
-from ..flat import FlatModel, inverse_norm
 from .surface import Surface
 
 

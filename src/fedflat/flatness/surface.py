@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel, Gradients
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError
-from ..evaluation import LossFunction
-from ..flat import FlatModel, Gradients
 
 CHUNK = 250
 """Samples per pass: more are no quicker, and a Hessian of a ResNet-18 then takes 1 GB."""

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError, nearest
-from ..evaluation import LossFunction
-from ..flat import FlatModel
 from .directions import signs
 from .estimate import Estimate, at_least
 from .surface import Surface

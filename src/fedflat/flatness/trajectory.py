@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..composition import MethodLike, as_method
+from ..client.optimisers import LocalSGD
+from ..client.round import LocalTraining
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel
+from ..core.messages import Download
 from ..data.federation import Shard
-from ..evaluation import LossFunction
-from ..flat import FlatModel
-from ..local_sgd import LocalSGD
-from ..local_training import LocalTraining
-from ..mechanism import Value
-from ..messages import Download
+from ..methods.mechanism import Value
+from ..methods.text import MethodLike, as_method
 
 
 class _Recorder(LocalTraining):

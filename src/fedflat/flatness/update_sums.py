@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.flat import SMALLEST_NORM
 from ..errors import FedflatError
-from ..flat import SMALLEST_NORM
 
 
 @dataclass(frozen=True)

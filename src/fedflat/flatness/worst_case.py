@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.evaluation import LossFunction
+from ..core.flat import FlatModel, inverse_norm
 from ..data.federation import Federation, Shard
-from ..evaluation import LossFunction
-from ..flat import FlatModel, inverse_norm
 from .directions import unit
 from .estimate import at_least
 from .surface import Surface

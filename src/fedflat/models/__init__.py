@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
+from ..core.randomness import torch_seeded
 from ..errors import FedflatError, nearest
-from ..randomness import torch_seeded
 from .char_lstm import char_lstm
 from .cnn import cnn, lenet
-from .fast import PLAIN, set_column
+from .conv.conv2d import PLAIN, set_column
 from .fasttext import fasttext
 from .mlp import mlp, mlp_200_100
 from .pretrained import swin_b, swin_s, vit_b16

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from .fast import Conv2d
+from .conv.conv2d import Conv2d
 from .shapes import image_shape
 
 

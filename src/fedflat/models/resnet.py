@@ -20,7 +20,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from ..errors import FedflatError, nearest
-from .fast import Conv2d
+from .conv.conv2d import Conv2d
 from .shapes import image_shape
 
 DEPTHS = {8: (1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}

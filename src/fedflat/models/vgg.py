@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from .fast import Conv2d
+from .conv.conv2d import Conv2d
 from .shapes import image_shape
 
 BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))

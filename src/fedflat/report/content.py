@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..data.on_nodes import what_is_known
 from ..errors import FedflatError, shortened
 from ..experiments.compare import Group, Mean, compare
-from ..on_nodes import what_is_known
 from .commands import how_to_repeat
 from .measured import flatness_of, landscape_of
 from .published import beside_published

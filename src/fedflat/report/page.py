@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FedflatError, MissingExtra, explained
-from ..files import replace_file
+from ..storage.files import replace_file
 from .content import Content
 
 SCRIPTS = (

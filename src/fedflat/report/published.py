@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..experiments.caveats import APART
-from ..experiments.experiment import Experiment
 from ..experiments.presets import PaperCell, Preset, presets
-from ..experiments.reproducing import tabulate
+from ..experiments.reproduce import tabulate
+from ..experiments.schema import Experiment
 from ..experiments.sweep import Cell
 
 Place = tuple[Preset, PaperCell]

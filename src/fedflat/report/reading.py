@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..errors import FedflatError, explained
 from ..experiments.compare import describe
 from ..experiments.parsing import read_mapping
-from ..formats import RUN, OtherFormat
-from ..metrics import read_json
-from ..on_nodes import as_on_nodes, is_on_nodes
-from ..rundirectory import read_metrics, read_settings
-from ..tested import by_clients, tested
+from ..storage.formats import RUN, OtherFormat
+from ..storage.metrics_file import read_json
+from ..storage.run_directory import read_metrics, read_settings
+from ..storage.tested import by_clients, tested
 
 FILES = ("run.json", "metrics.jsonl", "experiment.yaml", "flatness.json", "landscape.json")
 """All that is read of a run."""

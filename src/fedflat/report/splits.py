@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from ..errors import FedflatError
-from ..experiments.building import make_federation
-from ..experiments.experiment import Experiment
+from ..experiments.build import make_federation
+from ..experiments.schema import Experiment
 
 CLIENTS = 200
 """Clients that a picture shows."""

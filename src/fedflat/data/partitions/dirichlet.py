@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from ...core.randomness import generator
 from ...errors import FedflatError
-from ...randomness import generator
 from .base import check_form, check_number, count_clients, rows_by_class, shown
 from .dealing import NOTHING, deal, deal_refilling, deal_single_classes, proportions, random_turns
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...randomness import generator
+from ...core.randomness import generator
 from .base import check_number, count_clients, shown
 from .dealing import proportions
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...core.randomness import generator
 from ...errors import FedflatError
-from ...randomness import generator
 from .base import Partition, check_number, count_clients, rows_by_class, shown
 from .even import IID
 from .natural import check_groups

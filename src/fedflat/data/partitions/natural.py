@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.randomness import generator
 from ...errors import FedflatError
-from ...randomness import generator
 from .base import Partition, rows_by_value
 
 

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from ...core.randomness import generator
 from ...errors import FedflatError
-from ...randomness import generator
 from .base import check_form, count_clients, rows_by_class
 from .dealing import deal, deal_refilling, random_turns
 

@@ -1,0 +1,1 @@
+"""The client's round: batches, local steps, teachers, optimisers."""

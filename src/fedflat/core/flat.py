@@ -1,0 +1,296 @@
+"""A module as one contiguous vector, with its gradient at any point.
+
+Trainable parameters are views of `vector` and their `.grad` are views of `grad`, so every piece of algebra on
+models is one operation on one tensor. To take a gradient elsewhere, write the point into `vector`, or let the
+model stand on another vector: nothing is copied per parameter, no module is ever duplicated. A kernel of the
+papers' convolutions lies in the vector with its channels last, which is how they are quickest; any other parameter
+in the order it has in memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import FedflatError
+from .buffers import Buffers, check_real
+
+Pieces = list[Tensor] | tuple[Tensor, ...]
+"""A flat vector as one tensor per parameter."""
+Gradients = tuple[Tensor | None, ...]
+"""The same of a gradient: None where the loss does not depend on a parameter, sparse for some embeddings."""
+SMALLEST_NORM = 1e-12
+"""Below this length a vector has no direction: `n(v) = 0`."""
+CHANNELS_LAST = (0, 2, 3, 1)
+"""Of a kernel (outputs, inputs, height, width), from the slowest dimension in memory to the quickest."""
+
+
+def inverse_norm(vector: Tensor) -> float:
+    """What makes `v` a unit vector: `1/‖v‖₂`, and 0 where v is 0, so that n(0) = 0."""
+    norm = torch.linalg.vector_norm(vector).item()
+    return 1.0 / norm if norm > SMALLEST_NORM else 0.0
+
+
+def length_of_own(vector: Tensor) -> float:
+    """`‖v‖₂` of a vector that torch allocated, as a whole: quicker by a quarter.
+
+    A product's last bits depend on where in memory vectors lie, but only within the 64 bytes that torch aligns to.
+    """
+    return math.sqrt(torch.dot(vector, vector).item())
+
+
+def inverse_norm_of(pieces: Pieces) -> float:
+    """The same of a vector that is given as one tensor per parameter."""
+    norm = math.hypot(*torch.stack(torch._foreach_norm(pieces)).tolist())
+    return 1.0 / norm if norm > SMALLEST_NORM else 0.0
+
+
+def cosine(a: Tensor, b: Tensor) -> float | None:
+    """The cosine between two vectors; None where one of them is zero."""
+    scale = inverse_norm(a) * inverse_norm(b)
+    # not torch.dot: its last bits depend on where in memory the vectors lie, which a resumed run need not repeat
+    return torch.sum(a * b).item() * scale if scale else None
+
+
+def all_dense(gradients: Gradients) -> bool:
+    """Whether every piece is an ordinary tensor."""
+    for gradient in gradients:  # noqa: SIM110 (`all` of a generator takes twice as long, three times a step)
+        if gradient is None or gradient.is_sparse:
+            return False
+    return True
+
+
+class FlatModel:
+    """A module whose trainable parameters are one vector.
+
+    The module is taken over in place: its parameters become views of `vector`. Frozen parameters
+    (`requires_grad=False`) stay as they are and are no part of it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_real(module)
+        self.module = module.to(device=device, dtype=dtype)
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise FedflatError(
+                f"{type(module).__name__} has no trainable parameters; "
+                "set requires_grad=True on what shall be trained."
+            )
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.shapes = [p.shape for p in self.parameters]
+        self.sizes = [p.numel() for p in self.parameters]
+        turned = {id(c.weight) for c in module.modules() if getattr(c, "channels_last", False)}
+        self._orders = [CHANNELS_LAST if id(p) in turned else _order_in_memory(p) for p in self.parameters]
+        self.vector = torch.cat(
+            [
+                p.detach().permute(order).reshape(-1)
+                for p, order in zip(self.parameters, self._orders, strict=True)
+            ]
+        )
+        self.grad = torch.zeros_like(self.vector)
+        for p, value, gradient in zip(
+            self.parameters, self.split(self.vector), self.split(self.grad), strict=True
+        ):
+            p.data = value
+            p.grad = gradient
+        self.buffers = Buffers(module)
+        self._writes: dict[bool, bool] = {}
+        """whether the module changes its input in place, in evaluation and in training mode, once that is known"""
+
+    @classmethod
+    def of(cls, model: nn.Module | FlatModel) -> FlatModel:
+        """A flat copy of a module, which stays as it is; a flat model is returned itself."""
+        if isinstance(model, FlatModel):
+            return model
+        if not isinstance(model, nn.Module):
+            raise FedflatError(f"Give a module, such as a run's model, not {type(model).__name__}.")
+        first = next(model.parameters())
+        return cls(copy.deepcopy(model), first.dtype, first.device)
+
+    def copy(self, device: torch.device | str) -> FlatModel:
+        """Another flat model of the same module, with its own memory, on a device."""
+        module = copy.deepcopy(self.module)
+        for name in self.names:  # a mechanism may have frozen some for the round
+            module.get_parameter(name).requires_grad_(True)
+        return FlatModel(module, self.vector.dtype, device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process as a module that owns its memory, and made flat again there."""
+        module = copy.deepcopy(self.module)
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()
+            parameter.grad = None
+        return FlatModel, (module, self.vector.dtype, self.vector.device)
+
+    def release(self) -> nn.Module:
+        """The module with parameters that own their memory again; this flat model is then done."""
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+            parameter.grad = None
+        return self.module
+
+    @property
+    def size(self) -> int:
+        """The number of trainable parameters."""
+        return self.vector.numel()
+
+    def stand_on(self, vector: Tensor, pieces: list[Tensor]) -> None:
+        """Let another vector be the model's, without a copy; `pieces` is what `split` makes of it.
+
+        It must lie in memory as the model's own does (where products' last bits may depend on that).
+        """
+        if vector is not self.vector:
+            self.vector = vector
+            for parameter, piece in zip(self.parameters, pieces, strict=True):
+                parameter.data = piece
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """The views of a flat vector that have the parameters' shapes, in the parameters' order."""
+        pieces = zip(torch.split(vector, self.sizes), self.shapes, self._orders, strict=True)
+        return [_view(piece, shape, order) for piece, shape, order in pieces]
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The views of a flat vector under the parameters' names."""
+        return dict(zip(self.names, self.split(vector), strict=True))
+
+    def mask(self, choose: Callable[[str], bool]) -> Tensor:
+        """1 on the entries of the parameters whose name is chosen, 0 elsewhere."""
+        mask = torch.zeros_like(self.vector)
+        for name, view in self.named(mask).items():
+            view.fill_(float(choose(name)))
+        return mask
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """What the module makes of a batch, which stays as it is: a module that writes to its input gets a copy.
+
+        The first pass in either mode shows whether it does, on a copy that lies in memory as the batch does.
+        """
+        mode = self.module.training
+        writes = self._writes.get(mode)
+        if writes or torch.is_inference_mode_enabled():  # where nothing counts writes
+            outputs: Tensor = self.module(inputs.clone())
+            return outputs
+        given = _copy_lying_alike(inputs) if writes is None else inputs
+        version = given._version
+        outputs = self.module(given)
+        if writes is None:
+            self._writes[mode] = given._version != version
+        elif given._version != version:
+            raise FedflatError(
+                f"{type(self.module).__name__} changes some of its inputs in place, and not the first one, so the "
+                "samples themselves are changed now: let its forward begin with x = x.clone(), and load them again."
+            )
+        return outputs
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def gradients(
+        self,
+        loss: Tensor,
+        outputs: Tensor | None = None,
+        pull: Tensor | None = None,
+    ) -> Gradients:
+        """The gradient of `loss` at the present point, as autograd gives it: a piece per parameter.
+
+        With `pull` that of `loss` plus a term whose gradient for `outputs` that is.
+        """
+        if outputs is None or pull is None:
+            return torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        return torch.autograd.grad([loss, outputs], self.parameters, [None, pull], allow_unused=True)
+
+    def write(self, gradients: Gradients, into: list[Tensor]) -> None:
+        """Write the pieces of a gradient into views of a flat vector; no zeroing is needed before."""
+        if all_dense(gradients):
+            torch._foreach_copy_(into, cast("tuple[Tensor, ...]", gradients))
+            return
+        for view, gradient in zip(into, gradients, strict=True):
+            if gradient is None:
+                view.zero_()
+            elif gradient.is_sparse:
+                view.zero_().index_add_(0, gradient._indices()[0], gradient._values())
+            else:
+                view.copy_(gradient)
+
+    def differentiate(self, loss: Tensor, into: list[Tensor]) -> None:
+        """Write the gradient of `loss` at the present point into views of a flat vector."""
+        self.write(self.gradients(loss), into)
+
+    def gradient(self, loss: Callable[[nn.Module], Tensor], at: Tensor | None = None) -> Tensor:
+        """The gradient of `loss(module)` at `at` (default: where the model is), as a new vector."""
+        result = torch.empty_like(self.vector)
+        with self.at(at):
+            self.differentiate(loss(self.module), self.split(result))
+        return result
+
+    @contextmanager
+    def at(self, point: Tensor | None) -> Iterator[nn.Module]:
+        """The module at another point; afterwards every bit is as before (saved and copied back)."""
+        if point is None:
+            yield self.module
+            return
+        saved = self.vector.clone()
+        try:
+            self.vector.copy_(point)
+            yield self.module
+        finally:
+            self.vector.copy_(saved)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The module in evaluation mode (dropout off, normalisation by running statistics)."""
+        if not self.module.training:
+            yield self.module
+            return
+        self.module.eval()
+        try:
+            yield self.module
+        finally:
+            self.module.train()
+
+    # -- buffers -----------------------------------------------------------------------------------
+
+    def read_buffers(self) -> Tensor | None:
+        """All persistent buffers (BatchNorm statistics and counters) as one vector; None where there are none."""
+        return self.buffers.read(self.vector.dtype)
+
+    def write_buffers(self, values: Tensor | None) -> None:
+        """Put back what `read_buffers` gave, or an average of it; whole numbers are rounded."""
+        if values is not None:
+            self.buffers.write(values)
+
+
+def _copy_lying_alike(batch: Tensor) -> Tensor:
+    """A copy at the same place within 64 bytes, on which the last bits of products may depend."""
+    copy = batch.clone()
+    skipped = batch.data_ptr() % 64 // batch.element_size()
+    if batch.device.type != "cpu" or not skipped or copy.stride() != batch.stride():
+        return copy
+    room = copy.new_empty(skipped + copy.numel())
+    return room.as_strided(copy.shape, copy.stride(), skipped).copy_(batch)
+
+
+def _order_in_memory(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions from the slowest to the quickest in memory; as they are, where there are gaps or overlaps."""
+    given = tuple(range(tensor.dim()))
+    if tensor.is_contiguous():
+        return given
+    order = tuple(sorted(given, key=tensor.stride, reverse=True))
+    return order if tensor.permute(order).is_contiguous() else given
+
+
+def _view(piece: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Tensor:
+    """A stretch of a vector as a tensor whose entries lie in memory in this order of dimensions."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return piece.view([shape[dimension] for dimension in order]).permute(back)

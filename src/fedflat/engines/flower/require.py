@@ -1,0 +1,116 @@
+"""What a node insists on: terms below that are refused, whatever the server says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...client.round import LocalTraining
+from ...core.parameters import check_parameters, number
+from ...errors import FedflatError, nearest
+from ...methods.mechanisms import PrivateUploads
+from .privacy import leaving_buffers, steps_tell
+
+WITHHELD = ("samples", "loss", "report", "buffers")
+"""What a node may want to keep to itself."""
+
+
+@dataclass(frozen=True)
+class Require:
+    """The least that a node takes part with; the server's terms decide everything above it.
+
+    Args:
+        noise: `private-uploads` with at least this multiplier, and nothing beside it that tells of the samples: all
+            of `withheld`.
+        clip: `private-uploads` with vectors of at most this length.
+        withheld: what must not leave: the number of `samples` (or what tells it, such as a number of steps that comes
+            from epochs), the training `loss`, the `report` of how the model did here, the `buffers` of BatchNorm.
+    """
+
+    noise: float | None = number(default=None, above=0, optional=True)
+    clip: float | None = number(default=None, above=0, optional=True)
+    withheld: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_parameters(self, "Require")
+        words = (self.withheld,) if isinstance(self.withheld, str) else tuple(self.withheld)
+        for word in words:
+            if word not in WITHHELD:
+                raise FedflatError(
+                    f"Require: withheld has '{word}'; a node can withhold {', '.join(WITHHELD)}."
+                )
+        object.__setattr__(self, "withheld", words)
+
+    def and_of(self, node: Mapping[str, Any]) -> Require:
+        """What an app and its node's config insist on together: the stricter of both."""
+        theirs = _from_config(node)
+        return replace(
+            self,
+            noise=max((r.noise for r in (self, theirs) if r.noise is not None), default=None),
+            clip=min((r.clip for r in (self, theirs) if r.clip is not None), default=None),
+            withheld=tuple(word for word in WITHHELD if word in self.withheld + theirs.withheld),
+        )
+
+    def withholds(self, word: str) -> bool:
+        """Whether something must not leave."""
+        return self.noise is not None or word in self.withheld
+
+    def check(self, training: LocalTraining, report: bool) -> None:
+        """Refuse a training that would let out more; the one that is checked is the one that is run."""
+        problems = self._noise_missing(training) + self._uncovered(training, report)
+        if problems:
+            raise FedflatError(
+                f"This node insists on more privacy than the server's terms: {' '.join(problems)}"
+            )
+
+    def _noise_missing(self, training: LocalTraining) -> list[str]:
+        if self.noise is None and self.clip is None:
+            return []
+        private = _noise_of(training)
+        if private is None:
+            wanted = [f"{n}={v:g}" for n, v in (("clip", self.clip), ("noise", self.noise)) if v is not None]
+            return [f"the method must end with private-uploads({', '.join(wanted)})."]
+        found = []
+        if self.noise is not None and private.noise < self.noise:
+            found.append(f"noise is {private.noise:g}, at least {self.noise:g} is needed.")
+        longest = max(private.clip, private.clip_extra or 0.0)
+        if self.clip is not None and longest > self.clip:
+            found.append(f"clip is {longest:g}, at most {self.clip:g} is allowed.")
+        return found
+
+    def _uncovered(self, training: LocalTraining, report: bool) -> list[str]:
+        withheld = WITHHELD if self.noise is not None else self.withheld
+        private = _noise_of(training) is not None
+        found = []
+        if "samples" in withheld and not private:
+            found.append("the number of samples would leave.")
+        if "samples" in withheld and steps_tell(training.sgd):
+            found.append("the number of steps would tell the number of samples: steps, not epochs.")
+        if "loss" in withheld and not private:
+            found.append("the training loss would leave.")
+        if "report" in withheld and report and not private:
+            found.append("a report would leave: report=false.")
+        if "buffers" in withheld and leaving_buffers(training.buffers, training.initial_buffers is not None):
+            found.append("BatchNorm statistics would leave: buffers=server.")
+        return found
+
+
+def _noise_of(training: LocalTraining) -> PrivateUploads | None:
+    """The mechanism whose hands an upload leaves; one that others come after hides nothing for certain."""
+    last = training.leaves[-1] if training.leaves else None
+    return last if type(last) is PrivateUploads else None
+
+
+def _from_config(node: Mapping[str, Any]) -> Require:
+    """What `--node-config "require-noise=1.0 require-clip=1.0 require-withheld='samples report'"` says."""
+    known = {"require-noise": "noise", "require-clip": "clip", "require-withheld": "withheld"}
+    given: dict[str, Any] = {}
+    for key, value in node.items():
+        if key.replace("_", "-").startswith("require"):
+            if key not in known:
+                raise FedflatError(f"The node's config has no setting '{key}'.{nearest(key, known)}")
+            given[known[key]] = (
+                tuple(str(value).replace(",", " ").split()) if known[key] == "withheld" else value
+            )
+    return Require(**given)

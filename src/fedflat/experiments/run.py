@@ -1,0 +1,156 @@
+"""Running an experiment, from the start or from where it was stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..data.federation import Federation
+from ..data.on_nodes import as_on_nodes, is_on_nodes
+from ..data.protocols import USUAL
+from ..engines.base import Engine
+from ..errors import FedflatError
+from ..methods.text import as_method
+from ..storage.run_directory import read_metrics, read_settings
+from ..training.record import Round
+from ..training.trackers import Trackers
+from ..training.train import Run, train
+from .build import make_federation, make_participation, make_ray, make_sgd
+from .files import load_experiment
+from .schema import Experiment
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: Callable[[Round], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    federation: Federation | None = None,
+    on_measure: Callable[[str], None] | None = None,
+    keep_states: bool = True,
+    overlap: bool | None = None,
+    notes: Sequence[str] = (),
+) -> Run:
+    """Train as an experiment with one seed says; `federation` spares loading it, if it is there already."""
+    if isinstance(experiment.seed, list):
+        raise FedflatError(f"This is one run: choose one of the seeds {experiment.seed}.")
+    filled = experiment.filled()
+    seed = experiment.seed
+    federation = federation or make_federation(filled, seed)
+    filled = experiment.filled(len(federation))
+    method = as_method(filled.method)
+    with Trackers(filled.trackers, method.name, filled.written(), out) as trackers:
+
+        def report(round: Round) -> None:
+            trackers.round(round.row())
+            if on_round is not None:
+                on_round(round)
+
+        return train(
+            federation,
+            filled.model or "mlp",
+            method,
+            local=make_sgd(filled.local),
+            participation=make_participation(filled.participation),
+            rounds=filled.rounds or 1,
+            weighting=filled.weighting,
+            evaluate=filled.evaluate,
+            eval_every=filled.eval_every,
+            overlap=overlap,
+            seed=seed,
+            dtype=getattr(torch, filled.dtype),
+            fast=filled.fast,
+            device=filled.device,
+            engine=_engine(filled, seed),
+            buffers=filled.buffers,
+            on_bad_upload=filled.bad_uploads,
+            on_divergence=filled.on_divergence,
+            norm_bound=filled.norm_bound,
+            over_bound=filled.over_bound,
+            max_share=filled.max_share,
+            aggregate=filled.aggregate,
+            out=out,
+            on_round=report,
+            threads=filled.threads,
+            state_memory=None if filled.state_memory is None else str(filled.state_memory),
+            resume=resume,
+            checkpoint_every=filled.checkpoint_every,
+            keep_states=keep_states,
+            stop=stop,
+            experiment=filled.written(),
+            measure=filled.measure,
+            on_measure=on_measure,
+            notes=notes,
+        )
+
+
+def _engine(filled: Experiment, seed: int) -> str | Engine:
+    return (filled.engine or usual_engine(filled)) if filled.ray is None else make_ray(filled, seed)
+
+
+def usual_engine(experiment: Experiment) -> str:
+    """Worker processes where it pays: the papers' datasets are known to be large enough."""
+    small = experiment.dataset == "digits" or experiment.dataset not in USUAL
+    return "inprocess" if small else "workers"
+
+
+def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
+    """The experiment that a run directory holds; unless it is `to_run`, this machine need not be able to run it."""
+    path = Path(run) / "experiment.yaml"
+    if not path.exists() or (Path(run) / "run.json").exists():
+        read_settings(run, to_go_on=to_run)  # before keys that another version may have
+    if not path.exists():
+        raise FedflatError(
+            f"{run} was not started from the command line or an experiment: go on with it in Python, with the same "
+            f"arguments and train(..., out='{run}', resume=True); the weights of a finished one are in its "
+            "model.safetensors."
+        )
+    experiment = load_experiment(path, to_run=to_run)
+    settings = read_settings(run) if (Path(run) / "run.json").exists() else {}
+    if is_on_nodes(settings):  # whatever an older version wrote
+        experiment = Experiment.model_validate(as_on_nodes(experiment.written(), settings.get("model")))
+    return experiment
+
+
+def is_done(run: str | Path, rounds: int | None = None) -> bool:
+    """Whether a run directory holds a finished run, of at least so many rounds."""
+    if not (Path(run) / "model.safetensors").exists():
+        return False
+    settings = read_settings(run)
+    if rounds is None and "rounds" not in settings:
+        raise FedflatError(f"{Path(run) / 'run.json'} does not say how many rounds there are; was it edited?")
+    return "finished" in settings and len(read_metrics(run)) >= (rounds or settings["rounds"])
+
+
+@contextmanager
+def stopping_at_round_end(announce: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: once ends the run after the round, twice at once."""
+    asked, here = False, os.getpid()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if os.getpid() != here:  # a worker that has just been forked: this process decides
+            return
+        if asked:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
+        asked = True
+        announce()
+
+    try:
+        before: Any = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not the main thread: whoever is decides
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,182 @@
+"""What an experiment file says. Importing this does not import torch.
+
+Keys are the arguments of `fedflat.federate` and `fedflat.train`; what is left out is what is usual for the dataset.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..data.protocols import usual
+
+Positive = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1, strict=True)]
+Bound = Positive | Annotated[str, Field(pattern=r"^median(:\d+(\.\d+)?)?$")]
+
+NATURAL = ("by-user", "by-domain")
+"""Partitions that know the number of clients themselves."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LocalSection(_Section):
+    """The clients' optimiser."""
+
+    lr: Positive | None = Field(default=None, description="learning rate")
+    lr_decay: Annotated[Positive, Field(le=1)] = Field(default=1.0, description="factor on lr every round")
+    momentum: Annotated[NotNegative, Field(lt=1)] = Field(default=0.0, description="of SGD, anew every round")
+    weight_decay: NotNegative = 0.0
+    epochs: Count | None = Field(default=None, description="over the client's samples, every round")
+    steps: Count | None = Field(default=None, description="instead of epochs")
+    batch_size: Count | Literal["full"] | None = None
+    clip_norm: Positive | None = Field(default=None, description="of the local direction or gradient")
+    clip_stage: Literal["direction", "gradient"] = "direction"
+
+
+class RaySection(_Section):
+    """Where the engine ray works, and how."""
+
+    address: str | None = Field(
+        default=None, description="of a running cluster, or auto; else one is started"
+    )
+    actors: Count | None = Field(default=None, description="by default as many as there is room for")
+    cpus_per_actor: Positive = 1.0
+    gpus_per_actor: NotNegative = Field(default=0.0, description="with 0.25, four actors share a GPU")
+    deadline: Positive | None = Field(default=None, description="seconds that a client may take")
+    on_deadline: Literal["wait", "skip", "stop"] = "wait"
+    attempts: Count = Field(default=3, description="so often a client may lose its actor")
+    patience: Positive = Field(default=300.0, description="seconds to wait while there is no actor at all")
+    ahead: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        default=None, description="finished uploads that may wait for their turn"
+    )
+    data: Literal["sent", "nodes"] = Field(
+        default="sent", description="sent to every node once, or loaded by the nodes from their own files"
+    )
+
+
+class Experiment(_Section):
+    """One experiment: data, how it is dealt out, model, method, local training, rounds."""
+
+    dataset: str = Field(
+        default="digits",
+        description="a name, a csv or Parquet file, a folder of images, or on-nodes, in a real federation",
+    )
+    data: str | None = Field(default=None, description="directory that holds the dataset")
+    download: bool = Field(default=False, description="whether the dataset may be downloaded")
+    target: str | None = Field(default=None, description="of a table: the column with the class")
+    client_column: str | None = Field(
+        default=None, description="of a table: the column that says whose row it is"
+    )
+    features: list[str] | None = Field(
+        default=None, description="of a table: the columns to learn from; by default all others with numbers"
+    )
+    image_size: Count | None = Field(
+        default=None, description="of a folder of images: the height and width that all are resized to"
+    )
+    client_folders: bool | None = Field(
+        default=None,
+        description="of a folder of images: whether it holds a folder per client, with one per class",
+    )
+    test_samples: Count | None = Field(default=None, description="test on at most so many, evenly spaced")
+    stand_in: bool = Field(default=False, description="made-up data if the dataset is not on this machine")
+    augment: str | None = Field(default=None, description="how training images are augmented")
+    partition: str | dict[str, Any] = Field(
+        default="dirichlet:0.1",
+        description="such as dirichlet:0.1, or {name: dirichlet, alpha: 0.1}; by-user where data has owners",
+    )
+    clients: Count | None = None
+    model: str | None = Field(
+        default=None, description="a model's name, or name:file for weights to start from"
+    )
+    method: str | dict[str, Any] | list[Any] = Field(
+        default="fedgmt",
+        description="a name, a composition of mechanisms, or a list of {name: {parameter: value}}",
+    )
+    local: LocalSection = LocalSection()
+    participation: Count | str | list[list[int]] | None = Field(
+        default=None,
+        description="clients per round, everyone, bernoulli:0.1, or a list of clients for every round",
+    )
+    rounds: Count | None = None
+    weighting: Literal["samples", "uniform"] = "samples"
+    evaluate: Literal["server", "average"] = "server"
+    eval_every: Count = 1
+    buffers: Literal["average", "local", "server", "reset"] = "average"
+    bad_uploads: Literal["skip", "stop"] = "skip"
+    on_divergence: Literal["stop", "restore"] = Field(
+        default="stop", description="when the model is no longer finite: stop, or undo the round and go on"
+    )
+    norm_bound: Bound | dict[str, Bound] | None = Field(
+        default=None,
+        description="how long an uploaded vector may be: one number, or one by name; median:5 goes by past rounds",
+    )
+    over_bound: Literal["skip", "clip"] = Field(
+        default="skip", description="an upload with a longer one: skip it as a bad one, or clip the vector"
+    )
+    max_share: Annotated[Positive, Field(le=1)] | None = Field(
+        default=None, description="of a round's weight, for one client; 0.5 in a real federation"
+    )
+    aggregate: Annotated[str, Field(pattern=r"^(mean|median|trimmed:0?\.\d+)$")] = Field(
+        default="mean",
+        description="mean, or median or trimmed:0.1 of every coordinate, which hold all uploads",
+    )
+    seed: Seed | list[Seed] = Field(default=0, description="of everything random; a list is one run for each")
+    engine: str | None = Field(default=None, description="inprocess, workers, workers:3 or ray")
+    ray: RaySection | None = Field(default=None, description="of the engine ray")
+    threads: Count = 1
+    state_memory: str | NotNegative | None = Field(
+        default=None, description="for what is kept per client, such as 2GiB"
+    )
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    fast: bool = Field(
+        default=True, description="convolutions as they are quickest on this processor; false: PyTorch's own"
+    )
+    checkpoint_every: Count | None = Field(
+        default=None, description="rounds; by default less than 2 % of the time"
+    )
+    measure: list[str | dict[str, Any]] = Field(
+        default=[],
+        description="flatness to record, such as [distance, drift, {sharpness: {every: 10, samples: 2000}}]",
+    )
+    trackers: list[str] = Field(default=[], description="tensorboard, wandb, mlflow, trackio")
+
+    def filled(self, found: int | None = None) -> Experiment:
+        """With what is usual for the dataset where nothing is said; `found` clients, where the data decides."""
+        plan = usual(self.dataset)
+        local = self.local
+        given_length = local.epochs is not None or local.steps is not None
+        local = local.model_copy(
+            update={
+                "lr": plan.lr if local.lr is None else local.lr,
+                "epochs": local.epochs if given_length else plan.epochs,
+                "steps": local.steps if given_length else plan.steps,
+                "batch_size": plan.batch_size if local.batch_size is None else local.batch_size,
+            }
+        )
+        owned = self.client_column is not None or bool(self.client_folders)
+        dealt = "by-user" if owned and "partition" not in self.model_fields_set else self.partition
+        natural = (dealt.split("/")[-1] if isinstance(dealt, str) else dealt.get("name")) in NATURAL
+        clients = self.clients if self.clients is not None or natural else plan.clients
+        known = found if clients is None else clients
+        per_round = plan.per_round if known is None else min(plan.per_round, known)
+        return self.model_copy(
+            update={
+                "local": local,
+                "partition": dealt,
+                "clients": clients,
+                "model": self.model or plan.model,
+                "participation": per_round if self.participation is None else self.participation,
+                "rounds": self.rounds or plan.rounds,
+            }
+        )
+
+    def written(self) -> dict[str, Any]:
+        """As plain values, without what is not set."""
+        return self.model_dump(mode="json", exclude_none=True, exclude_defaults=False)

@@ -1,0 +1,1 @@
+"""Oracles answer one question about a model: what is the gradient there?"""

@@ -1,0 +1,1 @@
+"""Methods and the mechanisms that they are lists of."""

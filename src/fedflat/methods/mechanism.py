@@ -1,0 +1,209 @@
+"""What a mechanism is: one idea of federated optimisation, its client half beside its server half.
+
+A mechanism is a small frozen dataclass. It overrides only the hooks it needs; they follow the life of a round:
+
+    server_state  what the server keeps, with initial values        (once)
+    start         where the clients start, if not at w              (server)
+    send          what only this one client receives                (server, per client)
+    begin         prepare the local round                           (client)
+    steady_shift  move the point where gradients are taken, in every step alike (client, once)
+    shift         move it in any other way                          (client, per step)
+    loss          a term added to the loss                          (client, per gradient)
+    loss_gradient its gradient for the outputs, where that is known (client, per gradient)
+    correction    correct the descent direction, in every step alike (client, once)
+    direction     correct it in any other way                       (client, per step)
+    end           update what the client keeps, name what it uploads (client)
+    leave         change what leaves the client, after all the rest (client)
+    receive       look at one accepted upload, in client order      (server, per client)
+    combine       transform the aggregated update                   (server)
+    finish        refresh references and scalars for the next round (server)
+
+Its `contract` says what moves because of it and what it costs; `Method` checks contracts when it is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, dataclass_transform
+
+import torch
+from torch import Tensor
+
+from ..core.parameters import check_parameters, choice, number
+from ..errors import FedflatError
+from .checks import check_class, refuse_change
+
+if TYPE_CHECKING:
+    from ..client.step import Local, Step
+    from ..core.messages import Upload
+    from ..server.server import Server
+
+Move = tuple[Tensor, float]
+"""A vector and its scale."""
+Value = Tensor | float
+"""What state is made of: a vector (or None while it does not exist yet) or a number."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """`d ← scale·d + pull·w + Σ weight·vector`, with the same numbers and vectors in every step of a round.
+
+    All such corrections of a method are folded into one before the first step: one sweep over memory per step.
+    """
+
+    scale: float = 1.0
+    pull: float = 0.0
+    vectors: tuple[tuple[Tensor, float], ...] = ()
+
+    def then(self, other: Correction) -> Correction:
+        """Itself and then another, as one."""
+        scaled = tuple((vector, weight * other.scale) for vector, weight in self.vectors)
+        return Correction(
+            self.scale * other.scale, self.pull * other.scale + other.pull, (*scaled, *other.vectors)
+        )
+
+    def apply(self, d: Tensor, w: Tensor) -> None:
+        """Correct a direction in place."""
+        if self.scale != 1.0:
+            d.mul_(self.scale)
+        if self.pull:
+            d.add_(w, alpha=self.pull)
+        for vector, weight in self.vectors:
+            d.add_(vector, alpha=weight)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a mechanism keeps, moves, needs and costs, beyond the model and its update."""
+
+    client: tuple[str, ...] = ()
+    """vectors kept per client, by the client"""
+    server_per_client: tuple[str, ...] = ()
+    """vectors kept per client, by the server"""
+    down: tuple[str, ...] = ()
+    """names of server state that every client receives"""
+    each: tuple[str, ...] = ()
+    """vectors made by `send` for one client at a time"""
+    up: tuple[str, ...] = ()
+    """vectors that `end` uploads beside the update"""
+    reads: tuple[str, ...] = ()
+    """names of server state or of sent vectors that another mechanism must provide"""
+    forward: int = 0
+    """forward passes added to every local step"""
+    backward: int = 0
+    """backward passes added to every local step"""
+    after: tuple[str, ...] = ()
+    """mechanisms that must stand before this one, if they are there at all"""
+    before: tuple[str, ...] = ()
+    """mechanisms that must stand after this one, if they are there at all"""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                raise FedflatError(f"Contract: write {name}=({value!r},), a tuple of names, not {value!r}.")
+
+
+registry: dict[str, type[Mechanism]] = {}
+"""Every mechanism by the name it has in a composition, such as `local-ascent`."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(number, choice))
+class Mechanism:
+    """One idea. Subclasses become frozen dataclasses and get a name: `LocalAscent` is `local-ascent`."""
+
+    name: ClassVar[str] = "mechanism"
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+        ours = registry[cls.name].__module__ if cls.name in registry else ""
+        if ours.startswith(f"{__package__}.") and not cls.__module__.startswith(f"{__package__}."):
+            raise FedflatError(
+                f"fedflat has a mechanism {cls.name} already; call {cls.__name__} something else."
+            )
+        check_class(cls, Mechanism)
+        dataclass(frozen=True)(cls)
+        cls.__setattr__ = refuse_change  # type: ignore[method-assign]
+        registry[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        check_parameters(self, self.name)
+
+    def contract(self) -> Contract:
+        """What it keeps, moves, needs and costs."""
+        return Contract()
+
+    # -- hooks, in the order of a round ------------------------------------------------------------
+
+    def server_state(self, w: Tensor) -> Mapping[str, Value | None]:
+        """Name what the server keeps, with initial values; None is "nothing yet"."""
+        return {}
+
+    def start(self, server: Server, w: Tensor) -> Tensor:
+        """Where clients start this round; updates, proximal terms and duals are relative to it."""
+        return w
+
+    def send(self, server: Server, client: int) -> Mapping[str, Tensor]:
+        """Vectors that only this client receives."""
+        return {}
+
+    def begin(self, local: Local) -> None:
+        """Prepare the client's round."""
+
+    def steady_shift(self, local: Local) -> Move | None:
+        """How the point is moved in every step of this round; None if not at all, or if `shift` does it."""
+        return None
+
+    def shift(self, step: Step) -> None:
+        """Move the point where the gradient is taken, with `step.move`."""
+
+    def loss(self, step: Step, outputs: Tensor) -> Tensor:
+        """A term added to the loss, from the model's outputs on the step's batch."""
+        return outputs.new_zeros(())
+
+    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor | Move:
+        """The gradient of the same class's `loss` for the outputs, to save autograd the operations.
+
+        A pair `(vector, scale)` is their product, which is then multiplied out on the way.
+        """
+        return torch.zeros_like(outputs)
+
+    def correction(self, local: Local) -> Correction | None:
+        """How the descent direction is corrected in every step of this round; None if `direction` does it."""
+        return None
+
+    def direction(self, step: Step, d: Tensor) -> None:
+        """Correct the descent direction `d` in place."""
+
+    def end(self, local: Local) -> Mapping[str, Tensor]:
+        """Update `local.state`; return the named vectors to upload beside the update."""
+        return {}
+
+    def leave(self, local: Local, upload: Upload) -> None:
+        """Change, in place, what is about to leave the client."""
+
+    def receive(self, server: Server, upload: Upload) -> None:
+        """Look at one accepted upload, in client order; keep sums (`server.add`), never the upload."""
+
+    def combine(self, server: Server, update: Tensor) -> Tensor:
+        """Transform the aggregated update (in place or into another vector)."""
+        return update
+
+    def finish(self, server: Server) -> None:
+        """Refresh references and scalars; `server.w` is the new model, `server.step` what led to it."""
+
+
+def overrides(mechanism: Mechanism, hook: str) -> bool:
+    """Whether a mechanism has its own version of a hook."""
+    return getattr(type(mechanism), hook) is not getattr(Mechanism, hook)
+
+
+def knows_loss_gradient(mechanism: Mechanism) -> bool:
+    """Whether its loss comes with its gradient: not where a subclass has another loss alone."""
+    for kind in type(mechanism).__mro__[:-1]:
+        if kind is not Mechanism and "loss_gradient" in vars(kind):
+            return True
+        if "loss" in vars(kind):
+            break
+    return False

@@ -1,0 +1,1 @@
+"""Convolutions as they are quickest on a processor."""

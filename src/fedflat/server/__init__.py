@@ -1,0 +1,1 @@
+"""The server's round: participation, uploads that are checked and folded, the new model."""

@@ -1,0 +1,1 @@
+"""Runs on disk: directories, checkpoints, vectors of clients."""

@@ -1,0 +1,158 @@
+"""The rows of a run, as its metrics.jsonl has them: what a crash leaves is repaired, what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import FedflatError, explained
+
+MOST = 1e15
+"""More of something than any run counts: seconds, steps, bytes."""
+
+
+class Row(dict[str, Any]):
+    """One round. Asking for what it does not say is an error with a sentence."""
+
+    def __init__(self, content: Mapping[str, Any], file: Path) -> None:
+        super().__init__(content)
+        self.file = file
+
+    def __missing__(self, key: str) -> Any:
+        raise FedflatError(f"{self.file}: round {self.get('index')} has no '{key}'; was it edited?")
+
+    def copy(self) -> Row:
+        """Another one to change."""
+        return Row(self, self.file)
+
+
+def read_metrics(path: str | Path) -> list[Row]:
+    """One row per round. A last line that a crash cut off and lines that are there twice are left out.
+
+    Whatever else is damaged is an error: no number of it would be worth much.
+    """
+    file = Path(path) / "metrics.jsonl"
+    with explained(f"{file} cannot be read"):
+        lines = file.read_bytes().splitlines()
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found = read_json(line)
+        except ValueError:
+            if number < len(lines):
+                raise FedflatError(f"{file}, line {number}, is not JSON; was it edited?") from None
+            break
+        place = f"{file}, line {number}"
+        fault = _fault(found)
+        if fault is not None:
+            raise FedflatError(f"{place}, is no round: {fault}. Was it edited?")
+        index = found["index"]
+        if index < len(rows):
+            if rows[index] == found:
+                continue
+            raise FedflatError(
+                f"{place}, has round {index} once more, with other numbers; remove one of the two."
+            )
+        if index > len(rows):
+            raise FedflatError(
+                f"{place}, is round {index}, not {len(rows)}; lines were removed. Put them back."
+            )
+        rows.append(Row(found, file))
+    return rows
+
+
+def read_json(text: bytes | str) -> Any:
+    """JSON without NaN and infinity, which it has no word for; a ValueError if it is none."""
+    try:
+        return json.loads(text, parse_constant=_refused, parse_float=_finite_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refused(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _finite_number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refused(text)
+
+
+# -- what a row may hold ---------------------------------------------------------------------------
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1.7e308
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= MOST
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _or_none(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_right(value)
+
+
+def _mapping_of(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(is_right, value.values()))
+
+
+def _is_spread(value: Any) -> bool:
+    return _mapping_of(_is_number)(value) and "worst_decile" in value
+
+
+def _is_report(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    clients = value.get("clients", {})
+    numbers = {name: number for name, number in value.items() if name != "clients"}
+    of_clients = _mapping_of(_mapping_of(_or_none(_is_number)))
+    return _mapping_of(_or_none(_is_number))(numbers) and of_clients(clients)
+
+
+def _are_clients(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(client, int) for client in value)
+
+
+def _are_sentences(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(sentence, str) for sentence in value)
+
+
+_RIGHT: dict[str, Callable[[Any], bool]] = {
+    "clients": _are_clients,
+    "accuracy": _or_none(_is_share),
+    **dict.fromkeys(("loss", "train_loss", "train_loss_std"), _or_none(_is_number)),
+    "client_accuracy": _or_none(_is_spread),
+    "accuracy_by_group": _or_none(_mapping_of(_or_none(_is_share))),
+    "reported": _or_none(_is_report),
+    **dict.fromkeys(("rejected", "clipped"), _are_sentences),
+    "undone": _or_none(lambda value: isinstance(value, str)),
+    **dict.fromkeys(("steps", "forward", "backward", "spared_forward", "spared_backward"), _is_amount),
+    **dict.fromkeys(("vectors_down", "vectors_up", "bytes_down", "bytes_up", "seconds"), _is_amount),
+    "lr": _is_number,
+    **dict.fromkeys(("scalars", "measures"), _mapping_of(_or_none(_is_number))),
+}
+"""What every entry must be, where it is there."""
+
+
+def _fault(row: Any) -> str | None:
+    """Why something is not a round."""
+    if not isinstance(row, dict):
+        return "it is no list of names and values"
+    index = row.get("index")
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        return "it does not say which"
+    wrong = next((name for name, is_right in _RIGHT.items() if name in row and not is_right(row[name])), None)
+    return None if wrong is None else f"its '{wrong}' cannot be {_shortened(row[wrong])}"
+
+
+def _shortened(value: Any, most: int = 60) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= most else f"{text[:most]} ..."

@@ -1,0 +1,1 @@
+"""Training: rounds in a loop, what is recorded of them, and everything that looks on."""

@@ -1,0 +1,284 @@
+"""The rounds of a run: choose clients, let an engine run them, fold what they return, evaluate, record."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..core.evaluation import ClassMix, Score
+from ..core.finite import is_finite, is_spoiled, likely_cause
+from ..core.messages import Download, Missing
+from ..engines.base import Engine, Job, TestsMeanwhile
+from ..errors import Diverged, FedflatError
+from ..server.participation import Participation
+from ..server.server import NOT_UNDONE, RejectedUpload, Server
+from ..storage.client_store import ClientStore
+from ..storage.run_directory import RunDirectory
+from .record import Round
+
+if TYPE_CHECKING:
+    from ..flatness.recording import Recording
+
+PATIENCE = {"stop": 3, "restore": 10}
+"""So many rounds in a row may come to nothing, without a finite upload or undone, before the run ends."""
+
+
+@dataclass
+class _Told:
+    """What is remembered of a good upload until the round is closed."""
+
+    loss: float
+    samples: int
+    report: dict[str, float]
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """what the client keeps"""
+
+
+@dataclass
+class Rounds:
+    """What rounds need, and how they go."""
+
+    job: Job
+    server: Server
+    store: ClientStore
+    """what the clients keep"""
+    engine: Engine
+    participation: Participation
+    rounds: int
+    evaluate: str = "server"
+    eval_every: int = 1
+    overlap: bool | None = None
+    """whether a round's model may be tested while the next one trains; None: where nobody could tell"""
+    on_bad_upload: str = "skip"
+    on_divergence: str = "stop"
+    on_round: Callable[[Round], None] | None = None
+    stop: Callable[[], bool] | None = None
+    recording: Recording | None = None
+    directory: RunDirectory | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """a row for every round so far"""
+    _told: bool = False
+    """whether a person knows that uploads are refused"""
+    _lost: int = 0
+    """rounds in a row that came to nothing"""
+
+    def run(self) -> None:
+        """Take the rounds that are left."""
+        if len(self.history) >= self.rounds:
+            return
+        self._mix = ClassMix.of(self.job.federation)
+        if not is_finite(self.server.w):
+            raise FedflatError(
+                "The model holds NaN or infinite weights before the first round: give finite ones."
+            )
+        for row in reversed(self.history):
+            self._lost += bool(row.get("undone"))
+            if row["clients"] and not row.get("undone"):
+                break
+        late: tuple[Round, Callable[[], Score]] | None = None
+        """a round whose model is tested while the next one trains"""
+        try:
+            self.engine.open(self.job)
+            for index in range(len(self.history), self.rounds):
+                last = index == self.rounds - 1
+                try:
+                    record = self._train(index, last)
+                except FedflatError:
+                    if late is not None:  # it did happen, though its test did not come to an end
+                        self._tell_of(late[0])
+                    raise
+                if self.recording is not None:
+                    record.measures = self.recording.finish(self.server)
+                if late is not None:
+                    self._score(late[0], late[1]())
+                    self._tell_of(late[0])
+                    late = None
+                if self.job.federation.test is not None and (last or (index + 1) % self.eval_every == 0):
+                    tested = self.server.w if self.evaluate == "server" else self.server.average
+                    if isinstance(self.engine, TestsMeanwhile) and not last and self._can_wait(index + 1):
+                        late = record, self.engine.evaluate_meanwhile(tested, self.server.buffers)
+                        continue
+                    self._score(record, self.engine.evaluate(tested, self.server.buffers))
+                self._tell_of(record)
+                if self._keep(index + 1, last):
+                    return
+        finally:
+            self.engine.close()
+
+    def _can_wait(self, done: int) -> bool:
+        """Whether nothing depends on a round's test before the next one is trained."""
+        overlap = self.overlap
+        if overlap is None:
+            overlap = self.on_round is None and self.stop is None
+        due = self.directory is not None and self.directory.due(done)
+        return overlap and not due and not (self.stop is not None and self.stop())
+
+    def _train(self, index: int, last: bool) -> Round:
+        """One round, from the server through the clients to the server."""
+        began = time.perf_counter()
+        server, recording = self.server, self.recording
+        record = Round(index, [], server, lr=self.job.sgd.lr_in(index))
+        server.open(index, record.lr)
+        if recording is not None:
+            recording.open(server, index, last, self.job, self.store)
+
+        def download(client: int) -> Download:
+            message = server.download(client)
+            record.count_down(message)
+            return message
+
+        active = self.participation.choose(index, len(self.job.federation), self.job.seed)
+        good: dict[int, _Told] = {}
+        refused: list[tuple[int, str]] = []
+        spoiled = False
+        """whether an upload was refused because it is not finite"""
+        for upload in self.engine.uploads(active, download, self.store.get):
+            if isinstance(upload, Missing):
+                record.rejected.append(f"client {upload.client}, round {index}: {upload.reason}")
+                continue
+            record.count_up(upload)
+            record.dropped += [f"client {upload.client}, round {index}: {note}" for note in upload.notes]
+            try:
+                server.receive(upload)
+            except RejectedUpload as rejection:
+                if self.on_bad_upload == "stop":
+                    raise
+                refused.append((upload.client, str(rejection)))
+                spoiled = spoiled or is_spoiled(upload, server.buffers)
+                continue
+            if recording is not None:
+                recording.receive(upload)
+            told = _Told(upload.loss, upload.samples, dict(upload.report))
+            if self.store.budget is None:  # what a client keeps counts when the round does
+                told.state = {n: v.clone() if upload.borrowed else v for n, v in upload.state.items()}
+            else:
+                self.store.put(upload.client, upload.state, copy=upload.borrowed)
+            good[upload.client] = told
+        server.close()
+        cause = self._cause(record.lr, {client: told.loss for client, told in good.items()}, refused)
+        for client, sentence in [*server.refused, *self._undone(good)]:
+            if self.on_bad_upload == "stop":
+                raise RejectedUpload(sentence)
+            refused.append((client, sentence))
+            good.pop(client)
+        record.rejected += [sentence for _, sentence in refused]
+        if refused and not self._told:
+            self._tell(refused, len(active))
+        self._judge(record, spoiled, cause)
+        self._pass_on(server.notices)
+        if self.store.budget is None:
+            for client, told in good.items():
+                self.store.put(client, told.state, copy=False)
+        record.clients = list(good)
+        losses = [(told.loss, server.weigh(told.samples)) for told in good.values()]
+        # one client that says nothing of its loss does not hide the others'
+        losses = [one for one in losses if one[0] == one[0]] or losses
+        record.sum_up(losses, {client: told.report for client, told in good.items() if told.report})
+        record.scalars, record.clipped = server.scalars(), list(server.clipped)
+        record.seconds = time.perf_counter() - began - (recording.seconds if recording is not None else 0.0)
+        return record
+
+    def _undone(self, good: Iterable[int]) -> list[tuple[int, str]]:
+        """All good uploads of a round that does not count, with the reason."""
+        server = self.server
+        if server.undone is None:
+            return []
+        if self.store.budget is not None and self.job.method.cost.client:
+            raise Diverged(f"round {server.round}: {server.undone} {NOT_UNDONE}")
+        late = {client for client, _ in server.refused}
+        return [
+            (client, f"client {client}, round {server.round}: the round is undone, since {server.undone}")
+            for client in good
+            if client not in late
+        ]
+
+    def _judge(self, record: Round, spoiled: bool, cause: str) -> None:
+        """End the run where a round came to nothing because numbers are no longer finite, or count such rounds."""
+        server = self.server
+        found = server.undone or ("every upload holds NaN or infinite values." if spoiled else None)
+        if server.accepted:
+            self._lost = 0
+            return
+        if found is None:
+            return
+        self._lost += 1
+        record.undone = f"{found} {cause}"
+        if server.undone is not None and self.on_divergence == "stop":
+            raise Diverged(
+                f"round {record.index}: {record.undone} With on_divergence='restore' such rounds are undone, and the "
+                "run goes on."
+            )
+        if self._lost >= min(PATIENCE[self.on_divergence], self.rounds):
+            raise Diverged(
+                f"round {record.index}: {record.undone} {self._lost} rounds in a row came to nothing."
+            )
+        if self.directory is not None:
+            self.directory.log(f"undone: round {record.index}: {record.undone}")
+
+    def _tell(self, refused: list[tuple[int, str]], active: int) -> None:
+        """Warn of the first refused uploads: nobody looks for them in the history of a run that says nothing."""
+        self._told = True
+        (client, sentence), count = refused[0], len(refused)
+        reason = ""
+        if "NaN" in sentence:
+            reason = (
+                " Its data holds such values: fill or drop them."
+                if self._has_spoiled_data(client)
+                else " A lower lr may help."
+            )
+        warnings.warn(
+            f"{sentence}{reason} {'All' if count == active else f'{count} of'} {active} uploads of the round are "
+            "left out; `rejected` in the history has every one, and on_bad_upload='stop' ends the run at the first.",
+            stacklevel=5,
+        )
+
+    def _cause(self, lr: float, losses: dict[int, float], refused: list[tuple[int, str]]) -> str:
+        """What the most likely reason is, if the round comes to nothing."""
+        if not losses and refused and self._has_spoiled_data(refused[0][0]):
+            return f"The data of client {refused[0][0]} holds such values: fill or drop them."
+        return likely_cause(lr, losses)
+
+    def _has_spoiled_data(self, client: int) -> bool:
+        """Whether a client's inputs hold NaN or infinite values, as far as they are here."""
+        with contextlib.suppress(FedflatError):
+            inputs, _ = self.job.federation.client(client).stored()
+            return inputs.is_floating_point() and not is_finite(inputs)
+        return False
+
+    def _pass_on(self, notices: list[str]) -> None:
+        """Say what mechanisms want a person to know."""
+        for sentence in notices:
+            warnings.warn(sentence, stacklevel=5)
+            if self.directory is not None:
+                self.directory.log(sentence)
+
+    def _score(self, record: Round, score: Score) -> None:
+        """What a test of the round's model found."""
+        record.accuracy, record.loss = score.accuracy, score.loss
+        if score.by_group is not None:
+            names = self.job.federation.test_group_names
+            record.accuracy_by_group = dict(zip(names, score.by_group, strict=True))
+        record.client_accuracy = self._mix.spread(score.by_class) if self._mix and score.by_class else None
+
+    def _tell_of(self, record: Round) -> None:
+        """Write down what happened in a round."""
+        self.history.append(record.row())
+        if self.directory is not None:
+            self.directory.round(self.history[-1])
+        if self.on_round is not None:
+            self.on_round(record)
+
+    def _keep(self, done: int, last: bool) -> bool:
+        """Make what is there after so many rounds last, if it is time; whether to stop here."""
+        stopping = self.stop is not None and self.stop()
+        if self.directory is not None and (
+            self.directory.keep_states if last else stopping or self.directory.due(done)
+        ):
+            self.directory.checkpoint(self.server, self.store, done)
+        return stopping
