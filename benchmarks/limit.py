@@ -7,8 +7,8 @@ plain loop is what a PyTorch user writes: default layout, ReLU before max-pool, 
 For FedSAM the bare loop takes two gradients a step, a norm between them and a move to the second point; its time in
 multiples of that of FedAvg's bare loop, in turn with it, is what FedSAM costs without a library around it. fedflat
 does without the first layer's first gradient and second product there, and without autograd in fully connected
-networks (`gradients/dense.py`). A second bare loop on W1 does without autograd too: it is the product's own arithmetic
-with nothing around it.
+networks (`gradients/dense.py`). A second bare loop on W1 does without autograd too: it is the product's own
+arithmetic with nothing around it.
 """
 
 from __future__ import annotations

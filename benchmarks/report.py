@@ -51,8 +51,8 @@ BY_TESTS = """The fourth target (the same bits from every engine, also when a wo
 survive a crash are not measured but tested: `tests/`.
 
 Where a target is missed, *Where the time goes* has the reason. Most of a step is matrix products and convolutions.
-fedflat has fewer of them where it can (`fedflat/models/winograd.py`), and no autograd
-between those of fully connected networks (`gradients/dense.py`); what is left every library pays alike. So a peer that
+fedflat has fewer of them where it can (`fedflat/models/conv/winograd.py`), and no autograd
+between those of fully connected networks (`gradients/dense.py`); the rest every library pays alike. So a peer that
 occupies all cores with processes of its own, as pfl does under `torchrun`, is behind by autograd, by its overhead
 and by its model's layout, and by no more. FedASAM scales the gradient by |w|, entry by entry, so that it has two
 whole passes and five sweeps over vectors a step, where FedSAM is spared much of the largest layer. Products, other

@@ -122,8 +122,10 @@ def _reference() -> dict[str, list[str]]:
 
 
 def _page_of(module: str) -> str:
-    top = module.split(".")[0]
-    return next((page for page, (_, modules) in REFERENCE.items() if top in modules), "other")
+    """The page that names the module itself, or else the nearest of the folders that it is in."""
+    parts = module.split(".")
+    places = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((page for at in places for page, (_, modules) in REFERENCE.items() if at in modules), "other")
 
 
 def _passed_on(folder: Path) -> list[tuple[str, str]]:
