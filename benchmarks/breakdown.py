@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import fedflat as ff
-from fedflat.client.round import LocalTraining
+from fedflat.client.round import ClientRound
 from fedflat.core.allocator import keep_memory
 from fedflat.core.flat import FlatModel
 from fedflat.core.messages import Download
@@ -66,7 +66,7 @@ def shares(work: Workload, method: str, epochs: int, repeats: int) -> dict[str, 
     federation = work.federation().to(torch.float32)
     model = FlatModel(build_model(work.model, federation, seed=0))
     sgd = ff.LocalSGD(lr=0.01, epochs=epochs, batch_size=work.batch)
-    training = LocalTraining(model, ff.METHODS[method](), sgd, F.cross_entropy, seed=0)
+    training = ClientRound(model, ff.METHODS[method](), sgd, F.cross_entropy, seed=0)
     received = {name: torch.full_like(model.vector, 1e-6) for name in training.method.down}
     download = Download(0, 0.01, model.vector.clone(), received, None)
     steps = sgd.steps_for(len(federation.client(0)))

@@ -27,7 +27,7 @@ def measure(quick: bool) -> dict[str, Any]:
     work, rounds = WORKLOADS["W1"], 10 if quick else 300
     inside, made = [0.0], [0.0]
 
-    def note(round: ff.Round) -> None:
+    def note(round: ff.RoundRecord) -> None:
         if (round.index + 1) % max(rounds // 5, 1) == 0:
             say(f"W1: {round.index + 1} of {rounds}")
 

@@ -1,7 +1,7 @@
 """How much faster than `nn.Conv2d` the other ways to convolve are, for the layers of the papers' networks.
 
 A layer's forward and backward pass on images of 32x32 pixels, channels last, in single precision: processor time on
-one core; the ways take turns. fedflat goes by a table of these numbers (`fedflat/models/conv/conv2d.py`), with a column for
+one core; the ways take turns. fedflat goes by a table of these numbers (`models/conv/conv2d.py`), with a column for
 every kind of processor, and takes PyTorch's layer in doubt; a way that it takes here is in bold. The column for
 AVX-512 also rests on an Intel machine, where Winograd took longer than PyTorch up to 64 channels.
 """

@@ -56,7 +56,7 @@ class Training:
             self._problem = problem
         self._done.release()
 
-    def _pause(self, round: ff.Round) -> None:
+    def _pause(self, round: ff.RoundRecord) -> None:
         if round.rejected:
             raise RuntimeError(round.rejected[0])
         self._done.release()

@@ -29,7 +29,7 @@ def measure(quick: bool) -> dict[str, Any]:
     inside = [0.0]
     rounds: list[dict[str, float]] = []
 
-    def note(round: ff.Round) -> None:
+    def note(round: ff.RoundRecord) -> None:
         rounds.append({"round": round.seconds, "recording": inside[0]})
         inside[0] = 0.0
         say(f"W2: {len(rounds)} of {count}")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import fedflat as ff
-from fedflat.engines.flower.limits import Patience
+from fedflat.engines.flower.limits import Limits
 from fedflat.engines.flower.project import write_project
 
 from .engines import CLIENTS, PARAMETERS
@@ -95,7 +95,7 @@ def in_one_process(repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as home:
         app = client_app(load, model=lambda shape, classes: Empty(PARAMETERS))
         grid = Bytes(app, [{"partition-id": n, "state-dir": home} for n in range(CLIENTS)])
-        nodes = Nodes(grid, CLIENTS, Patience(poll=0.001))
+        nodes = Nodes(grid, CLIENTS, Limits(poll=0.001))
         nodes.wait()
         logging.getLogger("fedflat.engines.flower").setLevel(logging.WARNING)
         settings: dict[str, Any] = {"local": LOCAL}
@@ -103,7 +103,7 @@ def in_one_process(repeats: int) -> dict[str, Any]:
         settings |= {"participation": ff.Schedule(rounds), "rounds": len(rounds)}
         engines: dict[str, Any] = {
             "inprocess": "inprocess",
-            "flower": Flower(grid, nodes, patience=Patience(poll=0.001), report=False),
+            "flower": Flower(grid, nodes, patience=Limits(poll=0.001), report=False),
         }
         contenders = {
             name: Training(federation, _random(), engine=engine, **settings)

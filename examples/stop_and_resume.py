@@ -34,7 +34,7 @@ def main(rounds: int, place: Path) -> None:
     }
     smooth = ff.train(**settings)
 
-    def cut(round: ff.Round) -> None:
+    def cut(round: ff.RoundRecord) -> None:
         if round.index == rounds // 2:
             raise PowerCut
 

@@ -5,9 +5,9 @@ from .client.step import Local as Local, Step as Step
 from .core.flat import FlatModel as FlatModel
 from .core.messages import Upload as Upload
 from .core.parameters import choice as choice, number as number
-from .data import federate as federate, load_dataset as load_dataset
 from .data.augmentation import Augmentation as Augmentation, Images as Images
 from .data.dataset import Dataset as Dataset
+from .data.federate import federate as federate, load_dataset as load_dataset
 from .data.federation import Federation as Federation
 from .data.own import from_torch as from_torch, read_images as read_images, read_table as read_table
 from .data.partitions import (
@@ -23,7 +23,7 @@ from .engines.inprocess import InProcess as InProcess
 from .engines.ray.engine import Ray as Ray
 from .engines.workers.engine import Workers as Workers
 from .errors import Diverged as Diverged, FedflatError as FedflatError
-from .experiments.load_run import TrainedModel as TrainedModel, model_of as model_of
+from .experiments.load_run import TrainedModel as TrainedModel, load_run as load_run
 from .flatness import MEASURES as MEASURES
 from .flatness.client_sharpness import (
     ClientSharpness as ClientSharpness,
@@ -128,7 +128,6 @@ from .server.participation import (
 )
 from .server.server import Server as Server
 from .storage.run_directory import read_metrics as read_metrics
-from .training.record import Round as Round
 from .training.train import Run as Run, train as train
 
 __version__: str

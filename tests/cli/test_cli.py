@@ -51,7 +51,7 @@ def test_a_composition_and_every_option(tmp_path: Path):
         "--partition", "pathological:2", "--clients", "8", "--per-round", "3", "--rounds", "3", "--lr", "0.02",
         "--lr-decay", "0.9", "--momentum", "0.5", "--weight-decay", "1e-4", "--clip-norm", "5", "--steps", "4",
         "--batch-size", "16", "--weighting", "uniform", "--evaluate", "average", "--eval-every", "2",
-        "--bad-uploads", "stop", "--seed", "3", "--engine", "inprocess", "--out", str(out),
+        "--on-bad-upload", "stop", "--seed", "3", "--engine", "inprocess", "--out", str(out),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

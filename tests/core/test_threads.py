@@ -64,7 +64,7 @@ def test_trainings_side_by_side_share_their_number_of_threads():
     before = torch.get_num_threads()
     told: list[Any] = []
 
-    def beside(round: ff.Round) -> None:
+    def beside(round: ff.RoundRecord) -> None:
         told.extend(in_threads(lambda: tiny.train("fedavg", "inprocess", rounds=1, threads=2)))
         told.extend(in_threads(lambda: tiny.train("fedavg", "inprocess", rounds=1, threads=1)))
         assert torch.get_num_threads() == 1
@@ -80,7 +80,7 @@ def test_a_training_within_another_one(engine: str):
     """As for choosing a setting on the way: both are what they are alone."""
     inner: list[ff.Run] = []
 
-    def look(round: ff.Round) -> None:
+    def look(round: ff.RoundRecord) -> None:
         inner.append(tiny.train("fedgmt", "inprocess", rounds=2, threads=2, seed=round.index))
 
     outer = tiny.train("scaffold", engine, rounds=3, on_round=look)
@@ -94,7 +94,7 @@ def test_an_engine_runs_one_training_at_a_time(engine: Any):
     name = type(engine).__name__
     problems: list[str] = []
 
-    def again(round: ff.Round) -> None:
+    def again(round: ff.RoundRecord) -> None:
         with pytest.raises(ff.FedflatError) as caught:
             tiny.train("fedavg", engine, rounds=1)
         problems.append(str(caught.value))

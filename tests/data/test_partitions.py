@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings, strategies as st
 from rich.console import Console
 
 from fedflat.core.randomness import generator
-from fedflat.data import federate
+from fedflat.data.federate import federate
 from fedflat.data.partitions import (
     IID,
     ByDomain,

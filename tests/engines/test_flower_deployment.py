@@ -119,7 +119,7 @@ def in_process(method: str, rounds: int, epochs: int) -> ff.Run:
         ff.Federation(pairs, test=test.stored(), classes=10),
         "mlp",
         method,
-        local=make_sgd(experiment.filled().local),
+        local=make_sgd(experiment.with_defaults().local),
         rounds=rounds,
     )
 

@@ -17,11 +17,11 @@ import fedflat as ff
 from fedflat.engines.flower.client import client_app
 from fedflat.engines.flower.client_state import KeptState
 from fedflat.engines.flower.engine import RECEIPT, Flower
-from fedflat.engines.flower.limits import Patience
+from fedflat.engines.flower.limits import Limits
 from fedflat.engines.flower.localgrid import LocalGrid
 from fedflat.engines.flower.nodes import Nodes
 from fedflat.engines.flower.privacy import withholds_samples
-from fedflat.engines.flower.remote_federation import Roster
+from fedflat.engines.flower.remote_federation import RemoteFederation
 from fedflat.engines.flower.server import read_settings, run_name, serve
 from fedflat.experiments.run import run_experiment
 from fedflat.experiments.schema import Experiment
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "local": ff.LocalSGD(lr=0.1, momentum=0.5, weight_decay=1e-3, epochs=2, batch_size=8),
     "participation": 3,
 }
-QUICK = Patience(deadline=30, connect=2, poll=0.01)
+QUICK = Limits(deadline=30, connect=2, poll=0.01)
 
 
 def federation() -> ff.Federation:
@@ -64,11 +64,11 @@ def grid_at(home: Path, norm: bool = False) -> LocalGrid:
 
 
 def train(
-    method: Any, grid: LocalGrid, rounds: int = 5, patience: Patience = QUICK, norm: bool = False, **more: Any
+    method: Any, grid: LocalGrid, rounds: int = 5, patience: Limits = QUICK, norm: bool = False, **more: Any
 ) -> ff.Run:
     nodes = Nodes(grid, CLIENTS, patience, samples=not withholds_samples(ff.as_method(method)))
     facts = nodes.wait()
-    roster = Roster(CLIENTS, facts.shape, facts.classes, facts.vocabulary, federation())
+    roster = RemoteFederation(CLIENTS, facts.shape, facts.classes, facts.vocabulary, federation())
     engine = Flower(grid, nodes, run="test", patience=patience)
     return ff.train(roster, network(norm), method, rounds=rounds, engine=engine, **{**SETTINGS, **more})
 
@@ -125,7 +125,7 @@ def test_nodes_convolve_as_the_server_s_processor_is_quickest(tmp_path: Path, mo
     grid = LocalGrid(app, [{"partition-id": n, "state-dir": str(tmp_path)} for n in range(CLIENTS)])
     nodes = Nodes(grid, CLIENTS, QUICK)
     facts = nodes.wait()
-    roster = Roster(CLIENTS, facts.shape, facts.classes, facts.vocabulary, federation())
+    roster = RemoteFederation(CLIENTS, facts.shape, facts.classes, facts.vocabulary, federation())
     engine = Flower(grid, nodes, run="test", patience=QUICK)
     same(ff.train(roster, convolutional("AVX2"), "fedavg", rounds=2, engine=engine, **SETTINGS), expected)
     other = ff.train(federation(), convolutional("AVX512"), "fedavg", rounds=2, **SETTINGS)
@@ -230,7 +230,7 @@ def test_a_bad_reply_is_refused_and_touches_nothing(kind: str, tmp_path: Path):
     grid = grid_at(tmp_path / "without")
     grid.offline = {2}
     without = train(
-        "scaffold", grid, rounds=2, participation=None, patience=Patience(connect=2, poll=0.01, min_clients=3)
+        "scaffold", grid, rounds=2, participation=None, patience=Limits(connect=2, poll=0.01, min_clients=3)
     )
     assert run.server.w.equal(without.server.w)
     for row in run.history:
@@ -267,7 +267,7 @@ def test_a_client_that_never_answers_does_not_stop_the_round(tmp_path: Path):
     grid = grid_at(tmp_path)
     grid.tamper = from_client(0, lambda message, reply: None)
     began = time.monotonic()
-    run = train("scaffold", grid, rounds=2, participation=None, patience=Patience(deadline=0.7, poll=0.01))
+    run = train("scaffold", grid, rounds=2, participation=None, patience=Limits(deadline=0.7, poll=0.01))
     assert time.monotonic() - began < 20
     assert [row["clients"] for row in run.history] == [[1, 2, 3]] * 2
     assert "did not answer in time (deadline 0.7 s)" in run.history[0]["rejected"][0]
@@ -296,7 +296,7 @@ def test_a_lost_or_refused_reply_does_not_advance_the_state(tmp_path: Path):
     """Client 1's replies of rounds 1 and 2 do not arrive: as if it had not taken part."""
     grid = grid_at(tmp_path)
     grid.tamper = from_client(1, lambda m, r: None if m.content["order"]["round"] in (1, 2) else r)
-    patience = Patience(deadline=0.5, poll=0.01)
+    patience = Limits(deadline=0.5, poll=0.01)
     run = train("feddyn", grid, patience=patience, participation=None)
     everyone, absent = [0, 1, 2, 3], [0, 2, 3]
     schedule = ff.Schedule([everyone, absent, absent, everyone, everyone])
@@ -322,12 +322,12 @@ def test_too_few_replies_stop_the_run_or_skip_the_round(tmp_path: Path):
 
     grid = grid_at(tmp_path)
     grid.tamper = silent
-    patience = Patience(deadline=0.5, poll=0.01)
+    patience = Limits(deadline=0.5, poll=0.01)
     with pytest.raises(ff.FedflatError, match=r"round 1: 1 of 4 clients answered as they should, 2 must"):
         train("scaffold", grid, patience=patience, participation=None)
     grid = grid_at(tmp_path / "skip")
     grid.tamper = silent
-    skipping = Patience(deadline=0.5, poll=0.01, too_few="skip")
+    skipping = Limits(deadline=0.5, poll=0.01, too_few="skip")
     run = train("scaffold", grid, rounds=3, patience=skipping, participation=None)
     assert [len(row["clients"]) for row in run.history] == [4, 0, 4]
     assert "1 of 4 clients answered as they should, 2 must" in run.history[1]["rejected"][0]
@@ -342,8 +342,8 @@ def test_nodes_that_do_not_come_are_not_waited_for_without_bound(tmp_path: Path)
     with pytest.raises(
         ff.FedflatError, match=r"2 of 4 clients connected within 0.3 s \(clients 1, 3\). Start the"
     ):
-        train("fedavg", grid, patience=Patience(connect=0.3, poll=0.01))
-    run = train("fedavg", grid, patience=Patience(poll=0.01, min_clients=2), participation=None, rounds=1)
+        train("fedavg", grid, patience=Limits(connect=0.3, poll=0.01))
+    run = train("fedavg", grid, patience=Limits(poll=0.01, min_clients=2), participation=None, rounds=1)
     assert run.history[0]["rejected"][0] == "client 0, round 0: its node is not connected."
 
 
@@ -351,7 +351,7 @@ def test_a_node_that_says_it_is_somebody_else_is_left_out(tmp_path: Path, monkey
     app = client_app(load, model=lambda shape, classes: network())
     configs = [{"partition-id": n, "state-dir": str(tmp_path)} for n in (0, 1, 1, 9)]
     grid = LocalGrid(app, [*configs, {"state-dir": str(tmp_path)}])
-    nodes = Nodes(grid, CLIENTS, Patience(connect=0.1, poll=0.01))
+    nodes = Nodes(grid, CLIENTS, Limits(connect=0.1, poll=0.01))
     told: list[str] = []
     monkeypatch.setattr("fedflat.engines.flower.nodes.say", lambda level, sentence: told.append(sentence))
     with pytest.raises(ff.FedflatError, match="2 of 4 clients"):
@@ -416,7 +416,7 @@ def test_a_client_that_lost_its_state_is_refused_or_starts_anew(tmp_path: Path):
     assert "it refused: its state after round 1 is not in" in run.history[2]["rejected"][0]
     grid = grid_at(tmp_path)
     grid.tamper = from_client(1, forget)
-    patience = Patience(poll=0.01, lost_state="restart")
+    patience = Limits(poll=0.01, lost_state="restart")
     run = train("feddyn", grid, participation=None, rounds=3, patience=patience)
     assert [len(row["clients"]) for row in run.history] == [4, 4, 4]
 
@@ -482,7 +482,7 @@ def test_measures_that_need_local_models_are_refused(tmp_path: Path):
 def test_settings_of_an_app(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("FEDFLAT_RUNS", str(tmp_path))
     out, patience, report = read_settings({"deadline": 5, "min-replies": 0.2, "report": False}, "first")
-    assert (out, patience, report) == (tmp_path / "first", Patience(deadline=5, min_replies=0.2), False)
+    assert (out, patience, report) == (tmp_path / "first", Limits(deadline=5, min_replies=0.2), False)
     with pytest.raises(ff.FedflatError, match=r"no setting 'dead_line'\. Did you mean 'deadline'"):
         read_settings({"dead-line": 5}, "first")
     with pytest.raises(ff.FedflatError, match="deadline must be above 0"):

@@ -16,7 +16,7 @@ from torch import nn
 import fedflat as ff
 from fedflat.cli import main
 from fedflat.engines.flower.client import client_app
-from fedflat.engines.flower.limits import Patience
+from fedflat.engines.flower.limits import Limits
 from fedflat.engines.flower.localgrid import LocalGrid
 from fedflat.engines.flower.server import serve
 from fedflat.experiments.files import load_experiment
@@ -26,7 +26,7 @@ from fedflat.report.content import Content
 from fedflat.storage.run_directory import read_metrics
 
 CLIENTS, ROUNDS = 3, 3
-QUICK = Patience(deadline=30, connect=2, poll=0.01)
+QUICK = Limits(deadline=30, connect=2, poll=0.01)
 EXPERIMENT = Experiment.model_validate(
     {
         "clients": CLIENTS,
@@ -60,7 +60,9 @@ def home(tmp_path_factory) -> Path:
     serve(grid(home / "nodes"), EXPERIMENT, home / "clinics", QUICK)
     old = home / "old" / "clinics"
     shutil.copytree(home / "clinics", old)
-    (old / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT.filled().written(), sort_keys=False))
+    (old / "experiment.yaml").write_text(
+        yaml.safe_dump(EXPERIMENT.with_defaults().to_dict(), sort_keys=False)
+    )
     about = json.loads((old / "run.json").read_text())
     about["federation"] = {"name": "elsewhere", "clients": CLIENTS}
     (old / "run.json").write_text(json.dumps(about))
@@ -142,7 +144,7 @@ def test_a_model_of_the_app_s_own_is_not_called_by_another_name(tmp_path: Path):
     assert (about["model"], about["federation"]["test_samples"]) == ("Sequential", 15)
     assert Content([tmp_path / "run"]).page()["runs"][0]["config"]["model"] == "Sequential"
     with pytest.raises(ff.FedflatError, match="its Flower app made the model"):
-        ff.model_of(tmp_path / "run", clinic(7))
+        ff.load_run(tmp_path / "run", clinic(7))
 
 
 def test_the_app_goes_on_with_it_and_with_one_of_an_older_version(run: Path, home: Path, tmp_path: Path):
@@ -293,7 +295,7 @@ def test_what_takes_data_says_in_a_sentence_that_it_cannot(
     assert code == 2
     assert said.count("Error") == 1
     assert re.search(r"[Tt]he data .*is on the clients' own nodes", said)
-    assert ("`flwr run" if "partition" in command else f"ff.model_of('{run}', ") in said
+    assert ("`flwr run" if "partition" in command else f"ff.load_run('{run}', ") in said
     assert said.endswith(".")
 
 
@@ -302,12 +304,12 @@ def test_a_model_is_measured_on_data_that_a_person_gives(run: Path):
     everyone = ff.Federation([clinic(n).client(0).stored() for n in range(CLIENTS)], classes=2)
     local = ff.LocalSGD(lr=0.05, epochs=2, batch_size=20)
     model = ff.train(everyone, "mlp", "scaffold", local=local, rounds=ROUNDS).model
-    trained = ff.model_of(run, own)
+    trained = ff.load_run(run, own)
     assert trained.round == ROUNDS
     assert ff.sharpness(trained.model, own) == pytest.approx(ff.sharpness(model, own))
     wrong = ff.Federation([(torch.randn(9, 4), torch.zeros(9, dtype=torch.int64))], classes=2)
     with pytest.raises(ff.FedflatError, match=r"do not fit .*: .*size mismatch"):
-        ff.model_of(run, wrong)
+        ff.load_run(run, wrong)
 
 
 # -- going on, and again ---------------------------------------------------------------------------

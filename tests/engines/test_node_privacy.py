@@ -18,7 +18,7 @@ import fedflat as ff
 from fedflat.engines.flower import Require
 from fedflat.engines.flower.client import client_app
 from fedflat.engines.flower.client_state import KeptState, LostState, mark_of
-from fedflat.engines.flower.limits import Patience
+from fedflat.engines.flower.limits import Limits
 from fedflat.engines.flower.localgrid import LocalGrid
 
 STEPS = ff.LocalSGD(lr=0.1, steps=3, batch_size=8)
@@ -259,7 +259,7 @@ def test_a_mistake_in_what_is_insisted_on_is_not_passed_over(tmp_path: Path, mon
     ):
         grid = nodes_at(tmp_path, **config)
         with pytest.raises(ff.FedflatError, match="0 of 4 clients connected"):
-            train("fedavg", grid, rounds=1, patience=Patience(connect=0.05, poll=0.01))
+            train("fedavg", grid, rounds=1, patience=Limits(connect=0.05, poll=0.01))
         assert any(sentence in line for line in told), told
         told.clear()
 
@@ -269,11 +269,11 @@ def test_a_mechanism_after_the_noise_makes_it_worth_nothing(tmp_path: Path):
         def leave(self, local: Any, upload: Any) -> None:
             upload.samples = local.samples
 
-    from fedflat.client.round import LocalTraining
+    from fedflat.client.round import ClientRound
 
     model = ff.FlatModel(network())
     for parts, good in (([ff.PrivateUploads(), Tattler()], False), ([Tattler(), ff.PrivateUploads()], True)):
-        training = LocalTraining(model, ff.Method("mine", parts), STEPS, torch.nn.functional.cross_entropy, 0)
+        training = ClientRound(model, ff.Method("mine", parts), STEPS, torch.nn.functional.cross_entropy, 0)
         if good:
             Require(noise=1.0).check(training, report=True)
         else:
@@ -383,7 +383,7 @@ def test_weights_in_a_file_of_the_server_travel_without_their_name(tmp_path: Pat
     grid.tamper = look
     run = serve(grid, experiment, tmp_path / "run", QUICK)
     assert sent and all(str(tmp_path) not in text for text in sent)
-    filled = experiment.filled()
+    filled = experiment.with_defaults()
     expected = ff.train(
         federation(),
         trained.model,
@@ -469,7 +469,7 @@ def test_no_path_of_a_node_leaves_with_an_error(tmp_path: Path, told: list[str])
             return reply
 
         grid.tamper = look
-        train("feddyn", grid, rounds=2, participation=None, patience=Patience(poll=0.01, too_few="skip"))
+        train("feddyn", grid, rounds=2, participation=None, patience=Limits(poll=0.01, too_few="skip"))
         assert where in said(replies[1])
         assert "meier" not in said(replies[1])
         assert any("meier" in line for line in told)

@@ -12,7 +12,7 @@ from test_flower_grid import alone, federation, grid_at, network, train
 
 import fedflat as ff
 from fedflat.cli import main
-from fedflat.client.round import LocalTraining
+from fedflat.client.round import ClientRound
 from fedflat.core.messages import Download, Upload
 from fedflat.engines.flower.privacy import TABLES, spent, uncovered
 from fedflat.engines.flower.secret import node_secret
@@ -24,7 +24,7 @@ STEPS = ff.LocalSGD(lr=0.1, steps=3, batch_size=8)
 def one_upload(method: str, secret: bytes | None = None, size: int = 0, round: int = 0) -> Upload:
     """What a client uploads, from a large model, for statistics of the noise."""
     model = ff.FlatModel(network() if not size else torch.nn.Linear(6, size))
-    training = LocalTraining(model, ff.as_method(method), STEPS, torch.nn.functional.cross_entropy, seed=0)
+    training = ClientRound(model, ff.as_method(method), STEPS, torch.nn.functional.cross_entropy, seed=0)
     training.local.secret = secret
     values = {name: torch.zeros(model.size) for name in ff.as_method(method).down}
     return training.run(1, federation().client(1), Download(round, 0.1, model.vector.clone(), values), {})

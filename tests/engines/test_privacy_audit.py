@@ -15,7 +15,7 @@ from test_flower_grid import CLIENTS, federation, network, train
 
 import fedflat as ff
 from fedflat.cli import console, main
-from fedflat.client.round import LocalTraining
+from fedflat.client.round import ClientRound
 from fedflat.core.messages import Download
 from fedflat.engines.flower.client import client_app
 from fedflat.engines.flower.localgrid import LocalGrid
@@ -197,7 +197,7 @@ def replies(
     model.vector.zero_()
     made = ff.as_method(method)
     local = ff.LocalSGD(lr=1.0, steps=1, batch_size=None)
-    training = LocalTraining(model, made, local, torch.nn.functional.cross_entropy, seed=0)
+    training = ClientRound(model, made, local, torch.nn.functional.cross_entropy, seed=0)
     values = {name: torch.zeros(model.size) for name in made.down}
     download = Download(0, 1.0, torch.zeros(model.size), values)
     found = []

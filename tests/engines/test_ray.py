@@ -251,7 +251,7 @@ def test_settings_in_an_experiment_file(tmp_path):
     engine = make_ray(experiment, 0)
     assert (engine.address, engine.actors, engine.deadline, engine.on_deadline) == ("auto", 16, 120, "skip")
     assert engine.data is not None and len(engine.data()) == 20
-    assert make_experiment(experiment.written()) == experiment
+    assert make_experiment(experiment.to_dict()) == experiment
     with pytest.raises(ff.FedflatError, match=r"actros.*Did you mean 'actors'"):
         make_experiment({"engine": "ray", "ray": {"actros": 2}})
     with pytest.raises(ff.FedflatError, match="settings of the engine ray: choose it as well"):

@@ -78,7 +78,7 @@ def test_a_node_killed_in_the_middle_changes_nothing_and_another_is_used(cluster
 
     killer = threading.Thread(target=kill, daemon=True)
 
-    def between(round: ff.Round) -> None:
+    def between(round: ff.RoundRecord) -> None:
         if round.index == 0:
             eventually(lambda: is_up(2))
             killer.start()

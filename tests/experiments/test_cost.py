@@ -57,7 +57,7 @@ def counted(experiment: Experiment) -> Passes:
 def experiment(**settings: Any) -> Experiment:
     usual = {"clients": CLIENTS, "participation": "everyone", "rounds": 3, "partition": "iid"}
     usual |= {"method": "fedavg", "local": {"epochs": 2, "batch_size": 40, "lr": 0.05}}
-    return Experiment.model_validate(usual | settings).filled()
+    return Experiment.model_validate(usual | settings).with_defaults()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsam", "scaffold", "fedwmsam"])

@@ -71,7 +71,7 @@ def test_a_small_reproduction_is_small(key: str):
 
 def numbers(content: dict[str, Any]) -> dict[str, Any]:
     """What the numbers of a run depend on, defaults filled in."""
-    return Experiment.model_validate(dict(content)).filled().model_dump(mode="json")
+    return Experiment.model_validate(dict(content)).with_defaults().model_dump(mode="json")
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -69,7 +69,7 @@ def lay_out(planned, commands: list[str], trained: Path) -> None:
     for cell, (run,) in planned:
         if run.out.exists():
             continue
-        settings = run.experiment.written()
+        settings = run.experiment.to_dict()
         made_run(run.out, rounds=12, **{k: v for k, v in settings.items() if k != "rounds"})
         kept = Server(torch.zeros(3), as_method(cell.content["method"]), 4).scalars()
         measures = [m if isinstance(m, str) else next(iter(m)) for m in run.experiment.measure]

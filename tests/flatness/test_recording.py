@@ -14,7 +14,7 @@ from fedflat import figures
 from fedflat.cli import app
 from fedflat.experiments.build import make_sgd
 from fedflat.experiments.files import make_experiment
-from fedflat.experiments.load_run import model_of
+from fedflat.experiments.load_run import load_run
 from fedflat.experiments.measure_run import read_flatness, read_landscape
 from fedflat.experiments.run import run_experiment
 from fedflat.flatness.recording import wanted
@@ -246,7 +246,7 @@ def run(tmp_path_factory):
 
 
 def test_the_model_of_a_run(run):
-    trained = ff.model_of(run)
+    trained = ff.load_run(run)
     vectors, _ = read_checkpoint(max((run / "checkpoints").glob("*.safetensors")))
     assert torch.equal(trained.model.vector, vectors["w"])
     assert trained.round == 2
@@ -256,16 +256,16 @@ def test_the_model_of_a_run(run):
 def test_the_model_of_an_unfinished_run(run, tmp_path):
     experiment = make_experiment({"method": "fedsam", "rounds": 2, "clients": 8})
     run_experiment(experiment, tmp_path / "half", stop=lambda: True)
-    trained = model_of(tmp_path / "half")
+    trained = load_run(tmp_path / "half")
     assert trained.round == 1
     whole = run_experiment(experiment, tmp_path / "half", resume=True)
-    assert torch.equal(model_of(tmp_path / "half").model.vector, whole.server.w)
-    assert torch.equal(whole.server.w, model_of(run).model.vector)
+    assert torch.equal(load_run(tmp_path / "half").model.vector, whole.server.w)
+    assert torch.equal(whole.server.w, load_run(run).model.vector)
 
 
 def test_flatness_of_a_run(run):
     shown = fedflat("flatness", run, "--top", "2", "--lpf", "--set", "low-pass.draws=4", "--samples", "200")
-    trained = model_of(run)
+    trained = load_run(run)
     data = trained.federation.union().thinned(200)
     measures = read_flatness(run)["measures"]
     assert set(measures) == {"sharpness", "client-sharpness", "worst-case", "eigenvalues", "low-pass"}
@@ -361,8 +361,8 @@ def test_another_method_s_first_round_can_still_be_asked_for(run):
         "distance.clients=[1,2]",
     )
     one = read_flatness(run)["measures"]["distance"]
-    trained = model_of(run)
-    sgd = make_sgd(trained.experiment.filled().local)
+    trained = load_run(run)
+    sgd = make_sgd(trained.experiment.with_defaults().local)
     expected = ff.flatness_distance(trained.model, trained.federation, sgd, "fedavg", [1, 2], seed=0)
     assert one["numbers"]["distance"] == pytest.approx(expected.distance)
     assert one["trained"]["state"] == "initial"
@@ -374,7 +374,7 @@ def test_curves_are_shown_at_a_few_places(run):
     shown = fedflat(
         "flatness", run, "-m", "radius", "--set", "radius.directions=2", "--samples", "50", "--again"
     )
-    trained = model_of(run)
+    trained = load_run(run)
     profile = ff.loss_along_radius(trained.model, trained.federation.union().thinned(50), directions=2)
     rows = {
         row.rsplit(maxsplit=1)[0].strip(): row.split()[-1] for row in shown.splitlines() if "radius" in row
@@ -389,7 +389,7 @@ def test_curves_are_shown_at_a_few_places(run):
 
 def test_test_data_has_a_row_of_its_own(run):
     fedflat("flatness", run, "-m", "sharpness", "--part", "test")
-    trained = model_of(run)
+    trained = load_run(run)
     expected = ff.sharpness(trained.model, trained.federation.test)
     numbers = read_flatness(run)["measures"]["sharpness (test)"]["numbers"]
     assert numbers == {"sharpness (test)": pytest.approx(expected)}
@@ -402,7 +402,7 @@ def test_landscape_of_a_run(run, line):
         "landscape", run, "--points", "3", "--samples", "50", "--part", "train", "--part", "test", *options
     )
     content = read_landscape(run)
-    trained = model_of(run)
+    trained = load_run(run)
     for part, data in (("train", trained.federation.union()), ("test", trained.federation.test)):
         losses = np.array(content["losses"][part])
         assert losses.shape == ((3,) if line else (3, 3))

@@ -151,9 +151,9 @@ def _partition(data: bytes) -> None:
 
 def _stays_itself(experiment: Experiment) -> None:
     """What was accepted can be written down and read again, and is the same then."""
-    written = experiment.written()
+    written = experiment.to_dict()
     (PLACE / "again.yaml").write_text(yaml.safe_dump(written, sort_keys=False), "utf-8")
-    assert load_experiment(PLACE / "again.yaml").written() == written
+    assert load_experiment(PLACE / "again.yaml").to_dict() == written
 
 
 KINDS = {b"yaml": _yaml, b"toml": _toml, b"set": _set, b"method": _method, b"partition": _partition}

@@ -183,13 +183,13 @@ def _gone_on_with(place: Path) -> None:
     from fedflat.storage.run_directory import read_settings
 
     settings = read_settings(place, to_go_on=True)
-    experiment = experiment_of(place, to_run=True).filled()
+    experiment = experiment_of(place, to_run=True).with_defaults()
     flat = FlatModel(build_model("mlp", _data(), 1), torch.float32, "cpu")
     server = Server(flat.vector.clone(), as_method("scaffold"), 4, "samples", flat.read_buffers(), None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)  # nothing here has to outlast a power cut
         patch.setattr("fedflat.storage.run_directory.environment", _environment)  # asks git, every time
-        _open_state(place, settings, experiment.written(), server)
+        _open_state(place, settings, experiment.to_dict(), server)
 
 
 def _open_state(place: Path, settings: dict[str, Any], experiment: dict[str, Any], server: Any) -> None:

@@ -119,7 +119,7 @@ def check(data: bytes) -> None:
     from fedflat.engines.flower.wire import UNREADABLE, Malformed, to_upload
     from fedflat.server.buffer_rules import BufferRules
     from fedflat.server.server import Server
-    from fedflat.training.record import Round
+    from fedflat.training.record import RoundRecord
 
     try:
         content = read(data)
@@ -138,7 +138,7 @@ def check(data: bytes) -> None:
     server.rules = BufferRules.of(flat)
     server.limit(max_share=0.5)
     server.open(3, 0.1)
-    row = Round(3, [], server)
+    row = RoundRecord(3, [], server)
     for one in (honest(0), upload, honest(2)):
         row.count_up(one)
         server.receive(one)

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
 import fedflat as ff
-from fedflat.client.round import LocalTraining
+from fedflat.client.round import ClientRound
 from fedflat.client.step import Local, Step
 from fedflat.gradients.dense import Chain, differentiate_loss
 from fedflat.methods.mechanism import Mechanism
@@ -817,7 +817,7 @@ class CalmsOtherwise(TrajectoryLoss):
 )
 def test_a_loss_without_its_gradient_is_left_to_autograd(method, on):
     model = ff.FlatModel(build("rows"))
-    training = LocalTraining(model, method, ff.LocalSGD(), F.cross_entropy, seed=0)
+    training = ClientRound(model, method, ff.LocalSGD(), F.cross_entropy, seed=0)
     assert (training.chain is not None) is on
 
 
@@ -956,14 +956,14 @@ class Listens(Mechanism):
     """Counts the passes through the first layer, and lets them go on by themselves in later rounds."""
 
     def begin(self, local: Local) -> None:
-        local.notes[self] = None
+        local.memo[self] = None
         if local.round == 0:
             seen = local.model.module[0]
-            local.notes[self] = seen.register_forward_hook(lambda *_: heard.append(local.client))
+            local.memo[self] = seen.register_forward_hook(lambda *_: heard.append(local.client))
 
     def end(self, local: Local) -> dict[str, Tensor]:
-        if local.notes[self] is not None:
-            local.notes[self].remove()
+        if local.memo[self] is not None:
+            local.memo[self].remove()
         return {}
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedflat as ff
-from fedflat.client.round import LocalTraining
+from fedflat.client.round import ClientRound
 from fedflat.core.flat import FlatModel
 from fedflat.core.messages import Download
 
@@ -70,7 +70,7 @@ def test_a_trajectory_has_the_iterate_of_every_step(method):
     federation = ff.Federation([(x, y), (x + 1, y)]).to(torch.float64, "cpu")
     received = {}
 
-    def look(record: ff.Round) -> None:
+    def look(record: ff.RoundRecord) -> None:
         state = {name: value for name, value in record.server.state.items() if value is not None}
         received.update({**state, **record.server.download(0).values})
 
@@ -81,7 +81,7 @@ def test_a_trajectory_has_the_iterate_of_every_step(method):
     assert len(path) == 5 and path[0].equal(start)
     for steps in range(1, 5):
         model = FlatModel.of(run.model)
-        training = LocalTraining(model, ff.as_method(method), full_batches(steps), F.cross_entropy, seed=0)
+        training = ClientRound(model, ff.as_method(method), full_batches(steps), F.cross_entropy, seed=0)
         upload = training.run(0, shard, Download(0, LR, start, dict(received), None), dict(state))
         torch.testing.assert_close(path[steps], start + upload.update, rtol=0, atol=1e-14)
     moves = [(b - a).norm().item() for a, b in pairwise(path)]

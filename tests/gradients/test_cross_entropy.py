@@ -11,7 +11,7 @@ from test_chain import BATCH, CLASSES, STEPS, Listens, build, counting, heard, s
 from torch import Tensor, nn
 
 import fedflat as ff
-from fedflat.client.round import LocalTraining
+from fedflat.client.round import ClientRound
 from fedflat.client.step import Step
 from fedflat.core.messages import Download, Upload
 from fedflat.data.federation import Shard
@@ -217,13 +217,13 @@ class Stumbles(Mechanism):
             raise RuntimeError("stumbled")
 
 
-def training_of(method: ff.Method) -> LocalTraining:
+def training_of(method: ff.Method) -> ClientRound:
     model = ff.FlatModel(build("rows"), dtype=torch.float64)
     local = ff.LocalSGD(lr=0.1, batch_size=2, epochs=12)
-    return LocalTraining(model, method, local, F.cross_entropy, seed=0)
+    return ClientRound(model, method, local, F.cross_entropy, seed=0)
 
 
-def round_of(training: LocalTraining, round: int, targets: Tensor | None = None) -> Upload:
+def round_of(training: ClientRound, round: int, targets: Tensor | None = None) -> Upload:
     x, y = samples(14)
     start = torch.ones(training.model.size, dtype=torch.float64) / 50
     return training.run(3, Shard(x, y if targets is None else targets), Download(round, 0.1, start), {})

@@ -173,7 +173,7 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "not received": ({"begin": lambda self, local: local.received["m"]}, "Nothing named 'm' was received.*contract"),
     "not kept by the server": ({"finish": lambda self, server: server.__setitem__("m", 1.0)}, "let server_state"),
     "not added": ({"finish": lambda self, server: server.total("m")}, "Nothing was added to 'm'.*server.add"),
-    "not tallied": ({"finish": lambda self, server: server.tallied("m")}, "Nothing was tallied as 'm'.*server.tally"),
+    "not counted": ({"finish": lambda self, server: server.counted("m")}, "Nothing was counted as 'm'.*server.count"),
     # -- and what they must leave alone
     "the iterate in shift": ({"shift": lambda self, step: in_place(step.w)}, "shift changed the iterate itself"),
     "the point in shift": ({"shift": lambda self, step: in_place(step.point)}, "shift changed the iterate itself"),

@@ -11,6 +11,7 @@ from test_reference import SCHEDULE, VARIANTS, names_of, problem
 
 import fedflat as ff
 from fedflat.methods import mechanisms
+from fedflat.methods.mechanism import registry
 
 # -- names that are read and written -------------------------------------------------------------------
 
@@ -517,7 +518,7 @@ def test_nonsense_is_refused_in_a_sentence(written):
 
 def test_symbols_keep_their_case_in_docstrings():
     """`m` is the momentum and M the number of clients: no docstring begins with a symbol made a capital."""
-    for mechanism in set(ff.mechanism.registry.values()):
+    for mechanism in set(registry.values()):
         for hook, function in vars(mechanism).items():
             first = (getattr(function, "__doc__", None) or "").split(" ")[0].rstrip(".,;")
             assert not (len(first) == 1 and first.isupper() and first != "A"), (mechanism.name, hook)

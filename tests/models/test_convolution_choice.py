@@ -180,4 +180,4 @@ def test_the_command_line_without_speed(tmp_path: Path, processor, monkeypatch):
     assert recorded(out)["fast"] is False
     assert recorded(out)["convolutions"]["column"] == "plain"
     assert "fast: false" in (out / "experiment.yaml").read_text()
-    assert column_of(ff.model_of(out).model.module) == "plain"
+    assert column_of(ff.load_run(out).model.module) == "plain"

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 import fedflat as ff
 from fedflat.core.messages import Upload
 from fedflat.engines.flower import nodes as nodes_module
-from fedflat.engines.flower.limits import Patience
+from fedflat.engines.flower.limits import Limits
 from fedflat.engines.flower.localgrid import LocalGrid
 from fedflat.engines.flower.nodes import Given, Nodes
 from fedflat.engines.flower.server import serve
@@ -101,7 +101,7 @@ def test_an_absurd_loss_is_dropped_and_hides_no_other(loss: float, tmp_path: Pat
         assert "client 1, round 0: its training loss of" in row["dropped"][0]
 
 
-THREE = Patience(deadline=30, connect=2, poll=0.01, min_clients=3)
+THREE = Limits(deadline=30, connect=2, poll=0.01, min_clients=3)
 
 
 def without(home: Path, client: int = 1) -> LocalGrid:
@@ -289,7 +289,7 @@ EXPERIMENT = Experiment.model_validate(
 )
 
 
-def served(home: Path, grid: LocalGrid, patience: Patience = QUICK, **changes: Any) -> ff.Run:
+def served(home: Path, grid: LocalGrid, patience: Limits = QUICK, **changes: Any) -> ff.Run:
     return serve(
         grid,
         EXPERIMENT.model_copy(update=changes),
@@ -589,12 +589,12 @@ def test_no_single_node_decides_what_samples_look_like(tmp_path: Path, monkeypat
     grid = grid_at(tmp_path)
     grid.offline = {3, 4}
     grid.tamper = hello_of(1, edited(put("hello", "classes", 9)))
-    pair = Patience(poll=0.01, min_clients=2, connect=2)
+    pair = Limits(poll=0.01, min_clients=2, connect=2)
     with pytest.raises(
         ff.FedflatError, match=r"do not agree on the classes .*\(9, 3\).*server_app\(..., classes="
     ):
         Nodes(grid, CLIENTS, pair).wait()
-    assert Nodes(grid, CLIENTS, Patience(poll=0.01, min_clients=1), Given((6,), 3)).wait().classes == 3
+    assert Nodes(grid, CLIENTS, Limits(poll=0.01, min_clients=1), Given((6,), 3)).wait().classes == 3
 
 
 def test_the_server_s_test_set_or_settings_say_what_samples_look_like(tmp_path: Path):
@@ -606,7 +606,7 @@ def test_the_server_s_test_set_or_settings_say_what_samples_look_like(tmp_path: 
         return reply
 
     grid.tamper = lie
-    one = Patience(deadline=30, connect=2, poll=0.01, min_clients=1, min_replies=0.1)
+    one = Limits(deadline=30, connect=2, poll=0.01, min_clients=1, min_replies=0.1)
     for more in ({"test": federation}, {"given": Given((6,), 3)}):
         out = tmp_path / next(iter(more))
         run = serve(grid, EXPERIMENT, out, one, model=lambda shape, classes: network(), **more)
@@ -725,7 +725,7 @@ def test_bounds_and_middles_in_an_experiment_file():
         "max_share": 0.3,
         "aggregate": "trimmed:0.2",
     }
-    assert Experiment.model_validate(said).written()["norm_bound"] == said["norm_bound"]
+    assert Experiment.model_validate(said).to_dict()["norm_bound"] == said["norm_bound"]
     for wrong in ({"norm_bound": "mean"}, {"max_share": 0}, {"max_share": 1.5}, {"aggregate": "mode"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Experiment.model_validate(wrong)

@@ -170,7 +170,7 @@ def test_killed_at_any_moment(method: str, engine: str, tmp_path: Path):
         slowness = draw.choice([0, 0.002, 0.005])
 
         def live(tell: Callable[[], object], every=every, memory=memory, slowness=slowness) -> None:
-            def on_round(r: ff.Round) -> None:
+            def on_round(r: ff.RoundRecord) -> None:
                 tell()
                 if r.index >= ROUNDS - 2:  # who kills it may be late
                     for _ in range(7):

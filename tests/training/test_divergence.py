@@ -22,7 +22,7 @@ from fedflat.core.finite import likely_cause
 from fedflat.core.messages import Upload
 from fedflat.engines.inprocess import InProcess
 from fedflat.experiments.run import is_done
-from fedflat.training.record import Round
+from fedflat.training.record import RoundRecord
 
 SAMPLES = 100
 
@@ -175,7 +175,7 @@ def _spoiled_mlp() -> nn.Module:
 
 @pytest.mark.parametrize("losses", [[1e200, 3e200], [1e308, 1e308], [math.inf, 1.0], [math.nan, 2.0]])
 def test_huge_losses_are_summed_up_without_a_deviation(losses: list[float]):
-    record = Round(0, [], server=None)  # type: ignore[arg-type]
+    record = RoundRecord(0, [], server=None)  # type: ignore[arg-type]
     record.sum_up([(loss, 5.0) for loss in losses], {})
     assert record.train_loss_std is None
     assert record.train_loss == pytest.approx(np.mean(losses), nan_ok=True) or math.isinf(

@@ -17,7 +17,7 @@ from fedflat.core.evaluation import evaluate
 from fedflat.core.flat import FlatModel
 from fedflat.data.catalogue import OFFICE_DOMAINS
 from fedflat.data.standin import stand_in
-from fedflat.engines.flower.remote_federation import Roster
+from fedflat.engines.flower.remote_federation import RemoteFederation
 from fedflat.experiments.presets import find_preset, presets
 from fedflat.experiments.reproduce import plan_runs, tabulate
 from fedflat.experiments.statistics import statistic
@@ -103,7 +103,7 @@ def test_without_groups_or_classes_nothing_is_recorded():
 
 def test_the_servers_own_test_set_keeps_its_groups():
     held = federation()
-    roster = Roster(4, (6,), 3, None, held)
+    roster = RemoteFederation(4, (6,), 3, None, held)
     assert roster.test_group_names == held.test_group_names
     model = FlatModel(nn.Linear(6, 3))
     scores = [evaluate(model, None, data.test, nn.functional.cross_entropy) for data in (held, roster)]

@@ -41,7 +41,7 @@ socket.socket.connect = refuse
 def test_every_tracker_has_every_round(tmp_path: Path):
     """A run with all of them at once, in a process that cannot reach anything."""
     (tmp_path / "sitecustomize.py").write_text(OFFLINE)
-    (tmp_path / "a.yaml").write_text(json.dumps({**SMALL.written(), "trackers": list(TRACKERS)}))
+    (tmp_path / "a.yaml").write_text(json.dumps({**SMALL.to_dict(), "trackers": list(TRACKERS)}))
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW"))
     }

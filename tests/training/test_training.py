@@ -19,7 +19,7 @@ from test_reference import SCHEDULE, SHAPE, SIZES, network, problem
 from torch import Tensor, nn
 
 import fedflat as ff
-from fedflat.client.round import LocalTraining
+from fedflat.client.round import ClientRound
 from fedflat.core.messages import Download, Upload
 from fedflat.engines.inprocess import InProcess
 from fedflat.server.server import RejectedUpload, Server
@@ -108,7 +108,7 @@ class Backwards:
         for client in reversed(clients):
             job = self.job
             model = ff.FlatModel(copy.deepcopy(self.module), job.model.vector.dtype)
-            training = LocalTraining(model, job.method, job.sgd, job.loss, job.seed, job.buffers)
+            training = ClientRound(model, job.method, job.sgd, job.loss, job.seed, job.buffers)
             done[client] = training.run(
                 client, job.federation.client(client), download(client), state(client)
             )
@@ -148,7 +148,7 @@ def test_the_given_module_is_the_start_and_stays(dtype):
     before = copy.deepcopy(module.state_dict())
     starts = []
 
-    def note(round: ff.Round) -> None:
+    def note(round: ff.RoundRecord) -> None:
         starts.append(round.server.w - round.server.step)
 
     run = train_deep("fedavg", model=module, dtype=dtype, on_round=note)

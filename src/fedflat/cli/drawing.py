@@ -183,7 +183,7 @@ def partition(
         place = {} if data is None else {"data": str(data)}
         seed = one.seed if isinstance(one.seed, int) else one.seed[0]
         federation = make_federation(one.model_copy(update=place), seed)
-        title = f"{federation.name}, {_split(one.filled().partition)}, {len(federation)} clients, seed {seed}"
+        title = f"{federation.name}, {_split(one.with_defaults().partition)}, {len(federation)} clients, seed {seed}"
         federations[title] = federation
     _write(
         partitions(federations, width), out, [note for one in federations.values() for note in one.caveats]

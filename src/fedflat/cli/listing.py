@@ -51,7 +51,7 @@ def split(
 ) -> None:
     """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
     from ..data.partitions import parse_partition
-    from ..data.protocols import usual
+    from ..data.protocols import protocol_for
     from ..data.split_picture import draw
     from ..data.split_report import describe
     from ..experiments.build import read_dataset
@@ -62,7 +62,7 @@ def split(
     chosen = parse_partition(partition)
     labels = loaded.labels
     natural = partition.split("/")[-1] in NATURAL
-    number = clients if clients is not None or natural else usual(loaded.name).clients
+    number = clients if clients is not None or natural else protocol_for(loaded.name).clients
     indices = chosen.split(labels, number, seed, loaded.groups)
     console.print(describe(labels, indices, loaded.classes))
     if plot or out is not None:

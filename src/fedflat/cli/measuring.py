@@ -199,7 +199,7 @@ def _trained(runs: list[Path], data: Path | None) -> Iterator[tuple[Path, Traine
     """Every run's model; data is loaded once for neighbours that share it."""
     import torch
 
-    from ..experiments.load_run import model_of, same_data
+    from ..experiments.load_run import load_run, same_data
     from ..experiments.run import experiment_of
 
     torch.set_num_threads(1)  # beside other work two threads are slower than one
@@ -210,7 +210,7 @@ def _trained(runs: list[Path], data: Path | None) -> Iterator[tuple[Path, Traine
             last.experiment.model_copy(update={"data": None}),
             experiment_of(run).model_copy(update={"data": None}),
         )
-        last = model_of(run, last.federation if shared and last is not None else None, place)
+        last = load_run(run, last.federation if shared and last is not None else None, place)
         yield run, last
 
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ..data.protocols import USUAL
+from ..data.protocols import PROTOCOLS
 
 
 def usually(what: str) -> str:
     """The defaults of an option, by dataset."""
-    first = getattr(USUAL["digits"], what)
-    same = all(getattr(plan, what) == first for plan in USUAL.values())
+    first = getattr(PROTOCOLS["digits"], what)
+    same = all(getattr(plan, what) == first for plan in PROTOCOLS.values())
     return f"(default: {first})" if same else f"(default: by dataset, {first} on digits)"
 
 

@@ -134,7 +134,7 @@ def reproduce(
         soft_wrap=True,
     )
     with (
-        GridProgress([cell.experiment.filled().rounds or 1 for cell in runs.values()]) as progress,
+        GridProgress([cell.experiment.with_defaults().rounds or 1 for cell in runs.values()]) as progress,
         stopping_at_round_end(progress.announce_stop) as stop,
     ):
         kept = keep_states or bool(found.content.get("keep_states"))  # a figure may need them

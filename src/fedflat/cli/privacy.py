@@ -27,7 +27,7 @@ def privacy(
     from ..experiments.build import make_participation, make_sgd
     from ..methods.text import as_method
 
-    experiment = _experiment(what, set_ or []).filled()
+    experiment = _experiment(what, set_ or []).with_defaults()
     method, local = as_method(experiment.method), make_sgd(experiment.local)
     seed = experiment.seed if isinstance(experiment.seed, int) else experiment.seed[0]
     has_buffers = _has_buffers(experiment, seed)

@@ -111,7 +111,7 @@ def run(
     eval_every: Annotated[
         int | None, typer.Option(help="Test after every so many rounds. (default: 1)", min=1)
     ] = None,
-    bad_uploads: Annotated[
+    on_bad_upload: Annotated[
         str | None,
         typer.Option(help="An upload with NaN or a wrong shape: skip it or stop. (default: skip)"),
     ] = None,
@@ -198,7 +198,7 @@ def run(
         "weighting": weighting,
         "evaluate": evaluate,
         "eval_every": eval_every,
-        "bad_uploads": bad_uploads,
+        "on_bad_upload": on_bad_upload,
         "on_divergence": on_divergence,
         "seed": seed,
         "engine": _engine(engine, workers),

@@ -60,7 +60,7 @@ def sweep(
     failed: dict[str, str] = {}
     try:
         with (
-            GridProgress([cell.experiment.filled().rounds or 1 for cell in cells]) as progress,
+            GridProgress([cell.experiment.with_defaults().rounds or 1 for cell in cells]) as progress,
             stopping_at_round_end(progress.announce_stop) as stop,
         ):
             failed = run_cells(cells, jobs, progress, stop, keep_states)

@@ -36,12 +36,12 @@ def train_all(
     diverged = 0
     directories = [out] if resuming else _directories(out, experiments)
     for experiment, directory in zip(experiments, directories, strict=True):
-        filled = experiment.filled()
+        filled = experiment.with_defaults()
         if federation is None or filled.seed != last_seed:
             federation = make_federation(filled, filled.seed if isinstance(filled.seed, int) else 0)
             last_seed = filled.seed
-            _announce(experiment.filled(len(federation)), federation)
-        filled = experiment.filled(len(federation))
+            _announce(experiment.with_defaults(len(federation)), federation)
+        filled = experiment.with_defaults(len(federation))
         label = as_method(filled.method).name
         rounds = filled.rounds or 1
         try:

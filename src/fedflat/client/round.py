@@ -40,7 +40,7 @@ Loss = Tensor | tuple[CrossEntropy, Tensor]
 """Of a batch: a number, or what a cross-entropy can make it of."""
 
 
-class LocalTraining:
+class ClientRound:
     """Runs clients' rounds one after the other on one model, whose buffers are reused."""
 
     def __init__(
@@ -135,7 +135,7 @@ class LocalTraining:
         local.round, local.client, local.lr = download.round, client, download.lr
         local.samples, local.steps = len(shard), self.sgd.steps_for(len(shard))
         local.start, local.received, local.state = download.start, Received(download.values), Kept(state)
-        local.notes.clear()
+        local.memo.clear()
         kept_buffers = local.state.pop("buffers", None)
         read = Untouched(
             **download.values, **{f"local.state['{name}']": v for name, v in local.state.items()}

@@ -13,7 +13,7 @@ from .teachers import Transform
 
 if TYPE_CHECKING:
     from ..gradients.dense import Chain
-    from .round import LocalTraining
+    from .round import ClientRound
 
 ETAS = (1e-3, 10.0)
 """Between these `1 + x/η` keeps as many digits as `η + x`."""
@@ -34,8 +34,8 @@ class Local:
         """what came beside the model, by name"""
         self.state: dict[str, Tensor] = {}
         """what the client keeps between rounds: replace vectors, do not change them in place"""
-        self.notes: dict[Any, Any] = {}
-        """a mechanism's own notes for this round, under `self`"""
+        self.memo: dict[Any, Any] = {}
+        """a mechanism's own memo for this round, under `self`"""
         self.update = w
         """`Δ_i`, from `end` on; `end` may change it in place, and that is what is uploaded"""
         self.seed = 0
@@ -62,7 +62,7 @@ class Local:
 class Step:
     """What a mechanism sees of one local step."""
 
-    def __init__(self, local: Local, training: LocalTraining) -> None:
+    def __init__(self, local: Local, training: ClientRound) -> None:
         self.local = local
         self._training = training
         self.index = 0

@@ -57,5 +57,5 @@ def no_data(run: object) -> FedflatError:
     """What to say where a run's model is to be measured on data that is not here."""
     return FedflatError(
         f"{run}: the data is on the clients' own nodes, so that nothing can be computed from it here. To measure the "
-        f"model on data that you have, use Python: ff.model_of({str(run)!r}, ff.Federation([(x, y)], classes=...))."
+        f"model on data that you have, use Python: ff.load_run({str(run)!r}, ff.Federation([(x, y)], classes=...))."
     )

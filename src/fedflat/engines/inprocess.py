@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from ..client.round import LocalTraining
+from ..client.round import ClientRound
 from ..core.evaluation import Score, evaluate
 from ..core.messages import Download, Upload
 from .base import Job
@@ -18,7 +18,7 @@ class InProcess:
     def open(self, job: Job) -> None:
         """Build the one local trainer."""
         self._job = job
-        self._training = LocalTraining(
+        self._training = ClientRound(
             job.model, job.method, job.sgd, job.loss, job.seed, job.buffers, job.measured
         )
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ..client.optimisers import LocalSGD
-from ..data import dataset_names, federate, load_dataset
 from ..data.catalogue import SOURCES
 from ..data.dataset import Dataset
+from ..data.federate import dataset_names, federate, load_dataset
 from ..data.federation import Federation
 from ..data.loading import fetch, locate
 from ..data.on_nodes import GO_ON, ON_NODES
@@ -169,7 +169,7 @@ def make_federation(experiment: Experiment, seed: int) -> Federation:
             "The data of this experiment is on the clients' own nodes, and cannot be looked at here: only "
             f"{GO_ON} trains on it."
         )
-    experiment = experiment.filled()
+    experiment = experiment.with_defaults()
     dataset = _dataset(experiment)
     partition = make_partition(experiment.partition)
     augment = experiment.augment

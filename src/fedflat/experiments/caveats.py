@@ -50,7 +50,7 @@ def protocol_caveats(pairs: Iterable[Pair]) -> list[str]:
 
 def _settings(experiment: Experiment) -> dict[str, str]:
     """What a run's numbers depend on, by dotted keys, each as a text that is the same for the same thing."""
-    filled = experiment.filled()
+    filled = experiment.with_defaults()
     found = filled.model_dump(mode="json", exclude=APART | {"stand_in", "local", "method", "partition"})
     found |= {f"local.{key}": value for key, value in filled.local.model_dump(mode="json").items()}
     found |= {"method": str(as_method(filled.method)), "partition": str(make_partition(filled.partition))}

@@ -39,7 +39,7 @@ def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
         make_sgd,
     )
 
-    filled = experiment.filled()
+    filled = experiment.with_defaults()
     if attempt("dataset", lambda: check_dataset(experiment)):
         for key in (*OF_A_TABLE, *OF_A_FOLDER):
             attempt(key, partial(check_fits, experiment, key))

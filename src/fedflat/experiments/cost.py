@@ -73,7 +73,7 @@ class RunCost:
 
 def core_seconds(content: Mapping[str, Any]) -> float:
     """About how long a run takes on one core: training, testing and measuring."""
-    experiment = Experiment.model_validate(dict(content)).filled()
+    experiment = Experiment.model_validate(dict(content)).with_defaults()
     return run_cost(experiment).total.seconds(experiment.model)
 
 

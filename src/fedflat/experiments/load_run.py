@@ -51,7 +51,7 @@ class TrainedModel:
     """the directory"""
 
 
-def model_of(run: str | Path, federation: Federation | None = None, data: str | None = None) -> TrainedModel:
+def load_run(run: str | Path, federation: Federation | None = None, data: str | None = None) -> TrainedModel:
     """The model of a finished run, the last finite one of a run that diverged, or the last checkpoint's; on the CPU.
 
     `federation` spares loading the data again, if it is that of the run's experiment; where that is on the clients'

@@ -23,7 +23,7 @@ from ..storage.files import replace_file
 from ..storage.metrics_file import read_json
 from .build import make_sgd
 from .load_run import TrainedModel
-from .run_state import state_of
+from .run_state import run_state
 
 FORMAT = 1
 """Of both files; raise it when a reader of old ones would stumble."""
@@ -60,11 +60,11 @@ def take_measure(
 
 def _round_of(trained: TrainedModel, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a measure is told of the round that it trains, and the same for people to read."""
-    experiment = trained.experiment.filled()
+    experiment = trained.experiment.with_defaults()
     own: dict[str, Any] = {"local": make_sgd(experiment.local), "seed": experiment.seed}
     state, index = "initial", 0
     if "method" not in given:
-        own["after"] = after = state_of(trained)
+        own["after"] = after = run_state(trained)
         index = after.round
         kept = any((trained.run / "checkpoints").glob("round-*.safetensors"))
         state = "the run's" if kept else "none is needed"

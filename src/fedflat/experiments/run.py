@@ -14,12 +14,12 @@ import torch
 
 from ..data.federation import Federation
 from ..data.on_nodes import as_on_nodes, is_on_nodes
-from ..data.protocols import USUAL
+from ..data.protocols import PROTOCOLS
 from ..engines.base import Engine
 from ..errors import FedflatError
 from ..methods.text import as_method
 from ..storage.run_directory import read_metrics, read_settings
-from ..training.record import Round
+from ..training.record import RoundRecord
 from ..training.trackers import Trackers
 from ..training.train import Run, train
 from .build import make_federation, make_participation, make_ray, make_sgd
@@ -31,7 +31,7 @@ def run_experiment(
     experiment: Experiment,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: Callable[[Round], None] | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
     stop: Callable[[], bool] | None = None,
     federation: Federation | None = None,
     on_measure: Callable[[str], None] | None = None,
@@ -42,14 +42,14 @@ def run_experiment(
     """Train as an experiment with one seed says; `federation` spares loading it, if it is there already."""
     if isinstance(experiment.seed, list):
         raise FedflatError(f"This is one run: choose one of the seeds {experiment.seed}.")
-    filled = experiment.filled()
+    filled = experiment.with_defaults()
     seed = experiment.seed
     federation = federation or make_federation(filled, seed)
-    filled = experiment.filled(len(federation))
+    filled = experiment.with_defaults(len(federation))
     method = as_method(filled.method)
-    with Trackers(filled.trackers, method.name, filled.written(), out) as trackers:
+    with Trackers(filled.trackers, method.name, filled.to_dict(), out) as trackers:
 
-        def report(round: Round) -> None:
+        def report(round: RoundRecord) -> None:
             trackers.round(round.row())
             if on_round is not None:
                 on_round(round)
@@ -71,7 +71,7 @@ def run_experiment(
             device=filled.device,
             engine=_engine(filled, seed),
             buffers=filled.buffers,
-            on_bad_upload=filled.bad_uploads,
+            on_bad_upload=filled.on_bad_upload,
             on_divergence=filled.on_divergence,
             norm_bound=filled.norm_bound,
             over_bound=filled.over_bound,
@@ -85,7 +85,7 @@ def run_experiment(
             checkpoint_every=filled.checkpoint_every,
             keep_states=keep_states,
             stop=stop,
-            experiment=filled.written(),
+            experiment=filled.to_dict(),
             measure=filled.measure,
             on_measure=on_measure,
             notes=notes,
@@ -98,7 +98,7 @@ def _engine(filled: Experiment, seed: int) -> str | Engine:
 
 def usual_engine(experiment: Experiment) -> str:
     """Worker processes where it pays: the papers' datasets are known to be large enough."""
-    small = experiment.dataset == "digits" or experiment.dataset not in USUAL
+    small = experiment.dataset == "digits" or experiment.dataset not in PROTOCOLS
     return "inprocess" if small else "workers"
 
 
@@ -116,7 +116,7 @@ def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
     experiment = load_experiment(path, to_run=to_run)
     settings = read_settings(run) if (Path(run) / "run.json").exists() else {}
     if is_on_nodes(settings):  # whatever an older version wrote
-        experiment = Experiment.model_validate(as_on_nodes(experiment.written(), settings.get("model")))
+        experiment = Experiment.model_validate(as_on_nodes(experiment.to_dict(), settings.get("model")))
     return experiment
 
 

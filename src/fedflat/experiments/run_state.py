@@ -19,9 +19,9 @@ class NoState(FedflatError):
     """What the next round depends on is not there."""
 
 
-def state_of(trained: TrainedModel) -> RunState:
+def run_state(trained: TrainedModel) -> RunState:
     """Where a run stands, from its last checkpoint; an error where that is gone and the method needs it."""
-    run, model, experiment = trained.run, trained.model, trained.experiment.filled()
+    run, model, experiment = trained.run, trained.model, trained.experiment.with_defaults()
     method = as_method(experiment.method)
     server = Server(
         model.vector.clone(), method, len(trained.federation), experiment.weighting, model.read_buffers()

@@ -12,8 +12,8 @@ from ..flatness.trajectory import local_trajectory
 from ..methods.text import as_method
 from ..server.server import Server
 from .build import make_sgd
-from .load_run import TrainedModel, model_of
-from .run_state import state_of
+from .load_run import TrainedModel, load_run
+from .run_state import run_state
 
 
 def paths_of(
@@ -24,11 +24,11 @@ def paths_of(
     Every method finds what the run keeps under the names it uses, such as FedGMT's average and the client's dual;
     what the run does not keep has its initial value.
     """
-    trained = model_of(run, data=data)
+    trained = load_run(run, data=data)
     federation, experiment = trained.federation, trained.experiment
     if client >= len(federation):
         raise FedflatError(f"There is no client {client}: {run} has {len(federation)}, counted from 0.")
-    after, sgd = state_of(trained), make_sgd(experiment.filled(len(federation)).local)
+    after, sgd = run_state(trained), make_sgd(experiment.with_defaults(len(federation)).local)
     assert isinstance(experiment.seed, int)  # a run has one
     own, paths = after.clients.get(client), {}
     for text in methods:

@@ -63,7 +63,7 @@ def _seconds(contents: Iterable[Mapping[str, Any]], level: _Level) -> tuple[floa
     """What a round of all runs takes, and what all their tests and measurements take."""
     each, other = 0.0, 0.0
     for content in contents:
-        experiment = Experiment.model_validate({**content, "rounds": 1}).filled()
+        experiment = Experiment.model_validate({**content, "rounds": 1}).with_defaults()
         cost, factor = run_cost(experiment), LARGE_IMAGES.get(experiment.dataset, 1)
         each += factor * cost.training.seconds(experiment.model)
         other += factor * (cost.testing * level.tests + cost.measuring).seconds(experiment.model)
@@ -82,7 +82,7 @@ class _Factors:
     @classmethod
     def of(cls, contents: Sequence[Mapping[str, Any]], level: _Level) -> _Factors:
         """Of all cells at a level."""
-        every = [Experiment.model_validate(dict(content)).filled() for content in contents]
+        every = [Experiment.model_validate(dict(content)).with_defaults() for content in contents]
         sizes = {_batch(one) for one in every}
         return cls(
             spread((one.clients for one in every if one.clients is not None), CLIENTS),
@@ -114,7 +114,7 @@ def _batch(experiment: Experiment) -> float:
 
 def _shrunk(content: Mapping[str, Any], level: _Level, factors: _Factors) -> dict[str, Any]:
     result = dict(content)
-    filled = Experiment.model_validate(result).filled()
+    filled = Experiment.model_validate(result).with_defaults()
     local = {key: value for key, value in result.get("local", {}).items() if key not in ("epochs", "steps")}
     local |= {"steps": factors.length[_length(filled)], "batch_size": factors.batch[_batch(filled)]}
     natural = str(result.get("partition", "")).split("/")[-1] in NATURAL

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..data.protocols import usual
+from ..data.protocols import protocol_for
 
 Positive = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
@@ -108,7 +108,7 @@ class Experiment(_Section):
     evaluate: Literal["server", "average"] = "server"
     eval_every: Count = 1
     buffers: Literal["average", "local", "server", "reset"] = "average"
-    bad_uploads: Literal["skip", "stop"] = "skip"
+    on_bad_upload: Literal["skip", "stop"] = "skip"
     on_divergence: Literal["stop", "restore"] = Field(
         default="stop", description="when the model is no longer finite: stop, or undo the round and go on"
     )
@@ -147,9 +147,9 @@ class Experiment(_Section):
     )
     trackers: list[str] = Field(default=[], description="tensorboard, wandb, mlflow, trackio")
 
-    def filled(self, found: int | None = None) -> Experiment:
+    def with_defaults(self, found: int | None = None) -> Experiment:
         """With what is usual for the dataset where nothing is said; `found` clients, where the data decides."""
-        plan = usual(self.dataset)
+        plan = protocol_for(self.dataset)
         local = self.local
         given_length = local.epochs is not None or local.steps is not None
         local = local.model_copy(
@@ -177,6 +177,6 @@ class Experiment(_Section):
             }
         )
 
-    def written(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain values, without what is not set."""
         return self.model_dump(mode="json", exclude_none=True, exclude_defaults=False)

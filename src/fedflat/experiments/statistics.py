@@ -212,7 +212,7 @@ def check_rounds(planned: Iterable[tuple[PaperCell, Sequence[Cell]]]) -> None:
     """Whether runs are long enough for their statistic."""
     for cell, runs in planned:
         for run in runs:
-            rounds = run.experiment.filled().rounds or 1
+            rounds = run.experiment.with_defaults().rounds or 1
             if cell.statistic["kind"] == "low-tenth" and rounds < EARLY + 2:
                 raise FedflatError(
                     f"The low tenth is of the tests from round {EARLY + 1} on, and {run.name} has {rounds} rounds: "

@@ -22,7 +22,7 @@ from .problems import Lines
 from .schema import Experiment
 
 if TYPE_CHECKING:
-    from ..training.record import Round
+    from ..training.record import RoundRecord
 
 POLL = 0.2
 """Seconds between looks at whether to stop."""
@@ -127,7 +127,7 @@ def run_cells(
                 cell = waiting.pop()
                 done, problem = _look(cell)
                 if done:
-                    watcher.round(cell, cell.experiment.filled().rounds or 1, None)
+                    watcher.round(cell, cell.experiment.with_defaults().rounds or 1, None)
                 if done or problem is not None:
                     ended(cell, problem)
                     continue
@@ -204,9 +204,11 @@ def _look(cell: Cell) -> tuple[bool, str | None]:
     from .run import experiment_of, is_done
 
     try:
-        if not is_done(cell.out, cell.experiment.filled().rounds):
+        if not is_done(cell.out, cell.experiment.with_defaults().rounds):
             return False, None
-        was, now = (e.filled().model_dump(exclude=HOW) for e in (experiment_of(cell.out), cell.experiment))
+        was, now = (
+            e.with_defaults().model_dump(exclude=HOW) for e in (experiment_of(cell.out), cell.experiment)
+        )
     except FedflatError as problem:
         return False, str(problem)
     found = difference(was, now)
@@ -231,11 +233,11 @@ def _run_cell(cell: Cell, pipe: Connection, alone: bool, keep_states: bool) -> s
     """One run, from its last checkpoint if it has one; a sentence if it fails."""
     from .run import run_experiment
 
-    def report(round: Round) -> None:
+    def report(round: RoundRecord) -> None:
         with contextlib.suppress(OSError):  # nobody listens any longer: then it stops after this round
             pipe.send(("round", round.index + 1, round.accuracy))
 
-    experiment = cell.experiment.filled()
+    experiment = cell.experiment.with_defaults()
     if alone and experiment.engine is None:
         experiment = experiment.model_copy(update={"engine": "inprocess"})
     try:

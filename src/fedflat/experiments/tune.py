@@ -120,7 +120,7 @@ def tune(
         except KeyboardInterrupt:  # it counts as failed then: these settings come again
             study.enqueue_trial(trial.params)
             raise
-        if len(run.history) < (experiment.filled().rounds or 1):
+        if len(run.history) < (experiment.with_defaults().rounds or 1):
             raise optuna.TrialPruned
         late = accuracies[-last:]
         return sum(late) / len(late)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..client.optimisers import LocalSGD
-from ..client.round import LocalTraining
+from ..client.round import ClientRound
 from ..core.evaluation import LossFunction
 from ..core.flat import FlatModel
 from ..core.messages import Upload
@@ -75,7 +75,7 @@ def local_round(
         server, round, buffers = after.server.copy(), after.round, after.buffers
         flat.write_buffers(after.initial_buffers)
     server.open(round, sgd.lr_in(round))
-    training = LocalTraining(flat, server.method, sgd, loss, seed, buffers, measured=True)
+    training = ClientRound(flat, server.method, sgd, loss, seed, buffers, measured=True)
 
     def state(client: int) -> dict[str, Tensor]:
         return {} if after is None else after.clients.get(client)

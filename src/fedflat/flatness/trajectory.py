@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..client.optimisers import LocalSGD
-from ..client.round import LocalTraining
+from ..client.round import ClientRound
 from ..core.evaluation import LossFunction
 from ..core.flat import FlatModel
 from ..core.messages import Download
@@ -17,7 +17,7 @@ from ..methods.mechanism import Value
 from ..methods.text import MethodLike, as_method
 
 
-class _Recorder(LocalTraining):
+class _Recorder(ClientRound):
     """Local training that remembers where it has been."""
 
     path: list[Tensor]

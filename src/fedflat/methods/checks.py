@@ -69,7 +69,7 @@ def refuse_change(self: Any, name: str, value: object) -> None:
     """In the place of `__setattr__`: the same mechanism serves all clients, in any order and process."""
     raise FrozenMechanism(
         f"{self.name}: a mechanism does not change once it is made, so self.{name} cannot be set. What a client "
-        "keeps goes into local.state, what a round needs into local.notes[self], what the server keeps is named by "
+        "keeps goes into local.state, what a round needs into local.memo[self], what the server keeps is named by "
         "server_state."
     )
 

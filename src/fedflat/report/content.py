@@ -12,7 +12,7 @@ from ..data.on_nodes import what_is_known
 from ..errors import FedflatError, shortened
 from ..experiments.compare import Group, Mean, compare
 from .commands import how_to_repeat
-from .measured import flatness_of, landscape_of
+from .measured import landscape_of, measure_run
 from .published import beside_published
 from .reading import RunFiles, fingerprint, look_for_runs, read_run
 from .series import columns, rounded, rounded_all
@@ -98,7 +98,7 @@ class Content:
     def _measured(self, run: RunFiles) -> tuple[dict[str, Any], dict[str, Any]]:
         """Flatness and landscape, made once for what is on disk: both may add a note."""
         if self._made.get(run.path, (None,))[0] is not run:
-            self._made[run.path] = (run, (flatness_of(run), landscape_of(run)))
+            self._made[run.path] = (run, (measure_run(run), landscape_of(run)))
         return self._made[run.path][1]
 
     def _shown(self, run: RunFiles, grouped: Mapping[str, Group]) -> dict[str, Any]:

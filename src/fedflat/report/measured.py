@@ -13,7 +13,7 @@ GRID = 200
 """Points of a density."""
 
 
-def flatness_of(run: RunFiles) -> dict[str, Any]:
+def measure_run(run: RunFiles) -> dict[str, Any]:
     """Numbers by name, and the curves that are drawn; empty where nothing was measured."""
     if not run.flatness:
         return {}

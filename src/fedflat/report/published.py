@@ -46,7 +46,7 @@ def beside_published(members: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[
 def _key(content: Mapping[str, Any]) -> str | None:
     """Experiments of the same numbers, seeds aside, have the same key; None for what is no experiment."""
     try:
-        experiment = Experiment.model_validate(dict(content)).filled()
+        experiment = Experiment.model_validate(dict(content)).with_defaults()
     except ValidationError:
         return None
     return json.dumps(experiment.model_dump(mode="json", exclude=set(APART)), sort_keys=True)

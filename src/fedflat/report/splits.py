@@ -30,7 +30,7 @@ class Splits:
     def of(self, content: Mapping[str, Any] | None) -> str | None:
         """The name of an experiment's split; None where there is no experiment."""
         try:
-            experiment = None if content is None else Experiment.model_validate(dict(content)).filled()
+            experiment = None if content is None else Experiment.model_validate(dict(content)).with_defaults()
         except ValidationError:
             return None
         if experiment is None or not isinstance(experiment.seed, int):

@@ -76,7 +76,7 @@ class NormBounds:
             if lengths and (median := statistics.median(lengths)):
                 self.medians[name] = [*self.medians[name], median][-REMEMBERED:]
 
-    def written(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As they were given, name by name; a bound of all vectors goes without saying for buffers."""
         named = {**self.fixed, **{name: f"median:{factor:g}" for name, factor in self.factors.items()}}
         return {name: bound for name, bound in named.items() if not (self._for_all and name == "buffers")}

@@ -205,17 +205,17 @@ class Server:
             raise FedflatError(f"Nothing was added to '{name}' in this round: call server.add in `receive`.")
         return self._totals[name]
 
-    def tally(self, name: str, value: float) -> None:
+    def count(self, name: str, value: float) -> None:
         """Add to a sum of numbers over this round's uploads."""
-        self._tallies[name] = self._tallies.get(name, 0.0) + value
+        self._counts[name] = self._counts.get(name, 0.0) + value
 
-    def tallied(self, name: str) -> float:
+    def counted(self, name: str) -> float:
         """A sum of numbers over this round's uploads."""
-        if name not in self._tallies:
+        if name not in self._counts:
             raise FedflatError(
-                f"Nothing was tallied as '{name}' in this round: call server.tally in `receive`."
+                f"Nothing was counted as '{name}' in this round: call server.count in `receive`."
             )
-        return self._tallies[name]
+        return self._counts[name]
 
     def notice(self, sentence: str) -> None:
         """Let a person know something of how the run goes, in `finish`: it is said as a warning, and logged."""
@@ -258,7 +258,7 @@ class Server:
         self._agreed: tuple[Tensor, Tensor] | None = None
         """the first buffers that came, and where all others are the same"""
         self._totals: dict[str, Tensor] = {}
-        self._tallies: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
         self.start = self.w
         for mechanism in self.method.mechanisms:
             self.start = vector_like(mechanism, "start", mechanism.start(self, self.start), self.w)
@@ -357,7 +357,7 @@ class Server:
         self.add("update", upload.update, weight)
         if upload.buffers is not None:
             self.add("buffers", upload.buffers, weight)
-            self.tally("buffers", weight)
+            self.count("buffers", weight)
             self._agree(upload.buffers)
         for mechanism in self._receivers:
             mechanism.receive(self, upload)
@@ -483,7 +483,7 @@ class Server:
 
     def _next_buffers(self) -> Tensor:
         """The average; but what nobody changed stays as it was, and whole numbers that all agree on are that."""
-        average = self.total("buffers").div_(self.tallied("buffers"))
+        average = self.total("buffers").div_(self.counted("buffers"))
         assert self._agreed is not None
         assert self.buffers is not None
         first, same = self._agreed
@@ -502,7 +502,7 @@ class Server:
         self.add("update", middle([upload.update for upload in waiting]))
         if buffers := [upload.buffers for upload in waiting if upload.buffers is not None]:
             self.add("buffers", middle(buffers))
-            self.tally("buffers", 1.0)
+            self.count("buffers", 1.0)
             for one in buffers:
                 self._agree(one)
 

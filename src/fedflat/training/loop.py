@@ -20,7 +20,7 @@ from ..server.participation import Participation
 from ..server.server import NOT_UNDONE, RejectedUpload, Server
 from ..storage.client_store import ClientStore
 from ..storage.run_directory import RunDirectory
-from .record import Round
+from .record import RoundRecord
 
 if TYPE_CHECKING:
     from ..flatness.recording import Recording
@@ -41,7 +41,7 @@ class _Told:
 
 
 @dataclass
-class Rounds:
+class TrainingLoop:
     """What rounds need, and how they go."""
 
     job: Job
@@ -57,7 +57,7 @@ class Rounds:
     """whether a round's model may be tested while the next one trains; None: where nobody could tell"""
     on_bad_upload: str = "skip"
     on_divergence: str = "stop"
-    on_round: Callable[[Round], None] | None = None
+    on_round: Callable[[RoundRecord], None] | None = None
     stop: Callable[[], bool] | None = None
     recording: Recording | None = None
     directory: RunDirectory | None = None
@@ -81,7 +81,7 @@ class Rounds:
             self._lost += bool(row.get("undone"))
             if row["clients"] and not row.get("undone"):
                 break
-        late: tuple[Round, Callable[[], Score]] | None = None
+        late: tuple[RoundRecord, Callable[[], Score]] | None = None
         """a round whose model is tested while the next one trains"""
         try:
             self.engine.open(self.job)
@@ -119,11 +119,11 @@ class Rounds:
         due = self.directory is not None and self.directory.due(done)
         return overlap and not due and not (self.stop is not None and self.stop())
 
-    def _train(self, index: int, last: bool) -> Round:
+    def _train(self, index: int, last: bool) -> RoundRecord:
         """One round, from the server through the clients to the server."""
         began = time.perf_counter()
         server, recording = self.server, self.recording
-        record = Round(index, [], server, lr=self.job.sgd.lr_in(index))
+        record = RoundRecord(index, [], server, lr=self.job.sgd.lr_in(index))
         server.open(index, record.lr)
         if recording is not None:
             recording.open(server, index, last, self.job, self.store)
@@ -198,7 +198,7 @@ class Rounds:
             if client not in late
         ]
 
-    def _judge(self, record: Round, spoiled: bool, cause: str) -> None:
+    def _judge(self, record: RoundRecord, spoiled: bool, cause: str) -> None:
         """End the run where a round came to nothing because numbers are no longer finite, or count such rounds."""
         server = self.server
         found = server.undone or ("every upload holds NaN or infinite values." if spoiled else None)
@@ -258,7 +258,7 @@ class Rounds:
             if self.directory is not None:
                 self.directory.log(sentence)
 
-    def _score(self, record: Round, score: Score) -> None:
+    def _score(self, record: RoundRecord, score: Score) -> None:
         """What a test of the round's model found."""
         record.accuracy, record.loss = score.accuracy, score.loss
         if score.by_group is not None:
@@ -266,7 +266,7 @@ class Rounds:
             record.accuracy_by_group = dict(zip(names, score.by_group, strict=True))
         record.client_accuracy = self._mix.spread(score.by_class) if self._mix and score.by_class else None
 
-    def _tell_of(self, record: Round) -> None:
+    def _tell_of(self, record: RoundRecord) -> None:
         """Write down what happened in a round."""
         self.history.append(record.row())
         if self.directory is not None:

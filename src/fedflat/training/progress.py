@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .record import Round
+    from .record import RoundRecord
 
 PLAIN_LINES = 10
 """How many lines a run prints where there is no terminal."""
@@ -53,7 +53,7 @@ class RunProgress:
     ) -> None:
         self._bar.stop()
 
-    def update(self, round: Round) -> None:
+    def update(self, round: RoundRecord) -> None:
         """Show a finished round."""
         if round.accuracy is not None:
             self._accuracy = f"{round.accuracy:.1%}"

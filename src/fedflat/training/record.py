@@ -11,7 +11,7 @@ from ..server.server import Server
 
 
 @dataclass
-class Round:
+class RoundRecord:
     """What happened in one round. `server` is live: read `server.w` during `on_round`, copy what you keep."""
 
     index: int

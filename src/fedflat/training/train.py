@@ -36,8 +36,8 @@ from ..server.server import Server
 from ..storage.client_store import ClientStore, parse_size
 from ..storage.environment import check_device
 from ..storage.run_directory import RunDirectory, is_begun, read_settings
-from .loop import Rounds
-from .record import Round
+from .loop import TrainingLoop
+from .record import RoundRecord
 from .sameness import of_loss, of_module
 
 BUFFER_POLICIES = ("average", "local", "server", "reset")
@@ -90,7 +90,7 @@ def train(
     aggregate: str = "mean",
     loss: LossFunction = F.cross_entropy,
     out: str | Path | None = None,
-    on_round: Callable[[Round], None] | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
     threads: int = 1,
     state_memory: int | str | None = None,
     resume: bool = False,
@@ -144,7 +144,7 @@ def train(
         loss: from outputs and targets to the mean loss of a batch. A single output is the logit of class 1, which is
             predicted above 0.
         out: a directory to write metrics, checkpoints and the trained model to.
-        on_round: called after every round with its `Round`.
+        on_round: called after every round with its `RoundRecord`.
         threads: of torch in this process. With 1 the result does not depend on the machine; to use more cores,
             take the engine `"workers"`, which is faster and has the same bits.
         state_memory: how much memory what is kept per client may take, such as `"2GiB"`; the rest is on
@@ -228,7 +228,7 @@ def train(
                 "on_divergence": on_divergence,
                 "norm_bound": norm_bound
                 if norm_bound is None
-                else [server.norm_bounds.written(), over_bound],
+                else [server.norm_bounds.to_dict(), over_bound],
                 "max_share": max_share,
                 "aggregate": aggregate,
                 "dtype": str(dtype).removeprefix("torch."),
@@ -251,7 +251,7 @@ def train(
             for notice in directory.notices:
                 warnings.warn(notice, stacklevel=2)
 
-        loop = Rounds(
+        loop = TrainingLoop(
             Job(
                 federation,
                 flat,

@@ -12,11 +12,11 @@ from ...errors import MissingExtra
 
 if TYPE_CHECKING:
     from .client import client_app as client_app
-    from .limits import Patience as Patience
+    from .limits import Limits as Limits
     from .require import Require as Require
     from .server import server_app as server_app
 
-_HOME = {"client_app": "client", "server_app": "serving", "Patience": "patience", "Require": "require"}
+_HOME = {"client_app": "client", "server_app": "serving", "Limits": "patience", "Require": "require"}
 __all__ = sorted(_HOME)
 
 

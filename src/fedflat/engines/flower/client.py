@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from ...client.round import LocalTraining
+from ...client.round import ClientRound
 from ...core.evaluation import LossFunction
 from ...core.flat import FlatModel
 from ...core.messages import Download, Upload
@@ -29,7 +29,7 @@ from .client_state import KeptState, LostState, mark_of
 from .logs import say, to_console
 from .reply import Reply, hello_of, reply_of, take_part
 from .require import Require
-from .run_spec import Terms
+from .run_spec import RunSpec
 from .secret import node_secret
 from .wire import from_record, from_upload
 
@@ -127,7 +127,7 @@ class _Worker:
     def __init__(self, data: DataHook, model: ModelHook | None, loss: LossFunction, require: Require) -> None:
         self._hook, self._model, self._loss, self._require = data, model, loss, require
         self._data: tuple[Node, Federation] | None = None
-        self._training: tuple[Terms, LocalTraining] | None = None
+        self._training: tuple[RunSpec, ClientRound] | None = None
 
     def hello(self, content: RecordDict, node: Node) -> RecordDict:
         """Who this is, and what samples look like; nothing about any sample.
@@ -146,7 +146,7 @@ class _Worker:
         order = content.get("order")
         if not isinstance(order, ConfigRecord):
             raise FedflatError("The server's message holds no order.")
-        terms = Terms.read(order.get("terms"))
+        terms = RunSpec.read(order.get("terms"))
         client, round = client_number(node), int(str(order["round"]))
         if order.get("client") != client:
             raise FedflatError(f"The server's message is for another client; this is client {client}.")
@@ -193,7 +193,7 @@ class _Worker:
             self._data = dict(node), data
         return self._data[1]
 
-    def _trainer(self, terms: Terms, data: Federation) -> LocalTraining:
+    def _trainer(self, terms: RunSpec, data: Federation) -> ClientRound:
         if data.sample_shape != terms.shape:
             raise FedflatError(
                 f"The samples of this node have shape {data.sample_shape}, the others' {terms.shape}; all need the "
@@ -215,12 +215,12 @@ class _Worker:
             method = as_method(terms.method)
             self._training = (
                 terms,
-                LocalTraining(flat, method, terms.sgd, self._loss, terms.seed, terms.buffers),
+                ClientRound(flat, method, terms.sgd, self._loss, terms.seed, terms.buffers),
             )
         return self._training[1]
 
 
-def _download(content: RecordDict, order: ConfigRecord, training: LocalTraining, round: int) -> Download:
+def _download(content: RecordDict, order: ConfigRecord, training: ClientRound, round: int) -> Download:
     """What the server sent, if it is what the method expects."""
     model, method = training.model, training.method
     allowed = {"start", *method.down, *(name for c in method.contracts for name in c.each)}
@@ -241,11 +241,11 @@ def _download(content: RecordDict, order: ConfigRecord, training: LocalTraining,
     return Download(round, float(str(order["lr"])), start, {**values, **vectors}, buffers)
 
 
-def _tell(upload: Upload, training: LocalTraining, kept: KeptState, reply: Reply) -> None:
+def _tell(upload: Upload, training: ClientRound, kept: KeptState, reply: Reply) -> None:
     """Say in the node's log what was done, and name everything that leaves."""
     place = f"client {upload.client}, round {upload.round}"
     for mechanism in training.leaves:
-        zeroed = training.local.notes.get(mechanism)
+        zeroed = training.local.memo.get(mechanism)
         if isinstance(mechanism, PrivateUploads) and zeroed:
             count = kept.count_zeroed(len(zeroed))
             say(

@@ -18,11 +18,11 @@ from ...core.messages import Download, Missing, Upload
 from ...errors import FedflatError
 from ...models.conv.conv2d import column_of
 from ..base import Job
-from .limits import Patience
+from .limits import Limits
 from .logs import say
 from .nodes import Nodes
 from .privacy import withholds_samples
-from .run_spec import Terms
+from .run_spec import RunSpec
 from .wire import UNREADABLE, Malformed, shown, to_record, to_upload
 
 TOGETHER = 16
@@ -69,11 +69,11 @@ class Flower:
         nodes: Nodes,
         model: str = "",
         run: str = "run",
-        patience: Patience | None = None,
+        patience: Limits | None = None,
         report: bool = True,
     ) -> None:
         self._grid, self._nodes, self._model, self._run = grid, nodes, model, run
-        self.patience, self._report = patience or Patience(), report
+        self.patience, self._report = patience or Limits(), report
         self._round: int | None = None
         """known as soon as somebody has been asked"""
         self._said: dict[int, int] = {}
@@ -97,7 +97,7 @@ class Flower:
         self._job = job
         federation = job.federation
         self._dtype = job.model.vector.dtype
-        self._terms = Terms.of(
+        self._terms = RunSpec.of(
             self._run,
             job.method,
             job.sgd,

@@ -9,7 +9,7 @@ from ...core.parameters import check_parameters, choice, number
 
 
 @dataclass(frozen=True)
-class Patience:
+class Limits:
     """Nothing waits without bound: every limit is here, in seconds, and has a default."""
 
     deadline: float = number(default=600.0, above=0)
@@ -30,7 +30,7 @@ class Patience:
     """between two looks for replies"""
 
     def __post_init__(self) -> None:
-        check_parameters(self, "Patience")
+        check_parameters(self, "Limits")
 
     def minimum(self, clients: int) -> int:
         """How many of so many clients must answer."""

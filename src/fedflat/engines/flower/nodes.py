@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ...errors import FedflatError
-from .limits import Patience
+from .limits import Limits
 from .logs import say
 from .wire import UNREADABLE, Malformed, shown
 
@@ -96,7 +96,7 @@ class Nodes:
         self,
         grid: Grid,
         clients: int,
-        patience: Patience,
+        patience: Limits,
         given: Given | None = None,
         samples: bool = False,
     ) -> None:

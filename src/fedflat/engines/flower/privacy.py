@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...client.optimisers import LocalSGD
-from ...client.round import LocalTraining
+from ...client.round import ClientRound
 from ...core.flat import FlatModel
 from ...data.federation import Federation
 from ...errors import FedflatError, MissingExtra
@@ -188,7 +188,7 @@ def _reply(
     server = Server(flat.vector.clone(), method, 1, buffers=flat.read_buffers())
     server.open(0, local.lr)
     download = server.download(0)
-    training = LocalTraining(flat, method, local, F.cross_entropy, 0, buffers)
+    training = ClientRound(flat, method, local, F.cross_entropy, 0, buffers)
     key = training.local.secret = bytes([secret]) * 32
     upload = take_part(training, 0, _samples(data), download, {}, report)
     order: dict[str, dict[str, object]] = {

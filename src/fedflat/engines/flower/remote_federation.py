@@ -10,7 +10,7 @@ from ...data.federation import Arrays, Federation, Shard
 from ...errors import FedflatError
 
 
-class Roster(Federation):
+class RemoteFederation(Federation):
     """Clients by number; perhaps a test set that the server has of its own."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...client.round import LocalTraining
+from ...client.round import ClientRound
 from ...core.evaluation import evaluate
 from ...core.messages import Download, Upload
 from ...data.federation import Federation
@@ -48,7 +48,7 @@ def hello_of(client: int, data: Federation, samples: bool) -> dict[str, Any]:
 
 
 def take_part(
-    training: LocalTraining,
+    training: ClientRound,
     client: int,
     data: Federation,
     download: Download,
@@ -78,7 +78,7 @@ def reply_of(upload: Upload, receipt: Receipt | None) -> Reply:
 
 
 def _report(
-    training: LocalTraining, data: Federation, download: Download, state: Mapping[str, Tensor]
+    training: ClientRound, data: Federation, download: Download, state: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """How the model that was received does here: on the node's test set, or else on what it trains on."""
     shard = data.test or data.client(0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...client.round import LocalTraining
+from ...client.round import ClientRound
 from ...core.parameters import check_parameters, number
 from ...errors import FedflatError, nearest
 from ...methods.mechanisms import PrivateUploads
@@ -56,7 +56,7 @@ class Require:
         """Whether something must not leave."""
         return self.noise is not None or word in self.withheld
 
-    def check(self, training: LocalTraining, report: bool) -> None:
+    def check(self, training: ClientRound, report: bool) -> None:
         """Refuse a training that would let out more; the one that is checked is the one that is run."""
         problems = self._noise_missing(training) + self._uncovered(training, report)
         if problems:
@@ -64,7 +64,7 @@ class Require:
                 f"This node insists on more privacy than the server's terms: {' '.join(problems)}"
             )
 
-    def _noise_missing(self, training: LocalTraining) -> list[str]:
+    def _noise_missing(self, training: ClientRound) -> list[str]:
         if self.noise is None and self.clip is None:
             return []
         private = _noise_of(training)
@@ -79,7 +79,7 @@ class Require:
             found.append(f"clip is {longest:g}, at most {self.clip:g} is allowed.")
         return found
 
-    def _uncovered(self, training: LocalTraining, report: bool) -> list[str]:
+    def _uncovered(self, training: ClientRound, report: bool) -> list[str]:
         withheld = WITHHELD if self.noise is not None else self.withheld
         private = _noise_of(training) is not None
         found = []
@@ -96,7 +96,7 @@ class Require:
         return found
 
 
-def _noise_of(training: LocalTraining) -> PrivateUploads | None:
+def _noise_of(training: ClientRound) -> PrivateUploads | None:
     """The mechanism whose hands an upload leaves; one that others come after hides nothing for certain."""
     last = training.leaves[-1] if training.leaves else None
     return last if type(last) is PrivateUploads else None

@@ -16,7 +16,7 @@ FORMAT = 3
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunSpec:
     """Everything that a client needs to know but the vectors of the round."""
 
     run: str
@@ -53,7 +53,7 @@ class Terms:
         dtype: str,
         report: bool,
         convolutions: str | None,
-    ) -> Terms:
+    ) -> RunSpec:
         """From the things they mean."""
         local = asdict(sgd)
         return cls(
@@ -76,7 +76,7 @@ class Terms:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def read(cls, text: object) -> Terms:
+    def read(cls, text: object) -> RunSpec:
         """From JSON; what does not fit is an error."""
         try:
             given = json.loads(str(text))

@@ -26,20 +26,20 @@ from ...experiments.files import load_experiment
 from ...experiments.schema import Experiment
 from ...methods.text import as_method
 from ...storage.files import replace_file
-from ...training.record import Round
+from ...training.record import RoundRecord
 from ...training.train import Run, train
 from .client import ModelHook
 from .engine import Flower
-from .limits import Patience
+from .limits import Limits
 from .logs import say, to_console
 from .nodes import Given, Nodes
 from .privacy import withholds_samples
-from .remote_federation import Roster
+from .remote_federation import RemoteFederation
 
 MAX_SHARE = 0.5
 """Of a round's weight, for one client, where the experiment says nothing; it says 1 for no limit."""
 OTHER_SETTINGS = ("out", "report")
-"""What an app's config may say beside `Patience`."""
+"""What an app's config may say beside `Limits`."""
 
 
 def server_app(
@@ -84,7 +84,7 @@ def serve(
     grid: Grid,
     experiment: Experiment,
     out: Path,
-    patience: Patience | None = None,
+    patience: Limits | None = None,
     test: Callable[[], Federation] | None = None,
     model: ModelHook | None = None,
     loss: LossFunction = F.cross_entropy,
@@ -93,8 +93,8 @@ def serve(
     given: Given | None = None,
 ) -> Run:
     """Run an experiment; a run that is in `out` already is gone on with. `nodes` spares asking again who there is."""
-    patience = patience or Patience()
-    filled = experiment.filled()
+    patience = patience or Limits()
+    filled = experiment.with_defaults()
     if not isinstance(filled.seed, int):
         raise FedflatError(f"This is one run: choose one of the seeds {filled.seed}.")
     if filled.checkpoint_every not in (None, 1):
@@ -114,7 +114,7 @@ def serve(
         known = _known(given or Given(), held)
         nodes = Nodes(grid, clients, patience, known, samples=not withholds_samples(method))
     facts = nodes.wait()
-    federation = Roster(clients, facts.shape, facts.classes, facts.vocabulary, held)
+    federation = RemoteFederation(clients, facts.shape, facts.classes, facts.vocabulary, held)
     name = filled.model or "mlp"
     engine = Flower(grid, nodes, "" if model is not None else name, run_name(out), patience, report)
     say(logging.INFO, f"{method.name}: {filled.rounds} rounds with {clients} clients, in {out}")
@@ -134,7 +134,7 @@ def serve(
         device=filled.device,
         engine=engine,
         buffers=filled.buffers,
-        on_bad_upload=filled.bad_uploads,
+        on_bad_upload=filled.on_bad_upload,
         # one hostile client must not end the run: where nothing is said, its round is undone
         on_divergence=filled.on_divergence if "on_divergence" in filled.model_fields_set else "restore",
         norm_bound=filled.norm_bound,
@@ -147,7 +147,7 @@ def serve(
         threads=filled.threads,
         resume=True,
         checkpoint_every=1,
-        experiment=as_on_nodes(filled.written(), filled.model if model is None else None),
+        experiment=as_on_nodes(filled.to_dict(), filled.model if model is None else None),
     )
     say(logging.INFO, f"done; the model is {out / 'model.safetensors'}")
     return run
@@ -165,17 +165,17 @@ def _known(given: Given, test: Federation | None) -> Given:
     )
 
 
-def read_settings(config: Mapping[str, Any], name: str) -> tuple[Path, Patience, bool]:
+def read_settings(config: Mapping[str, Any], name: str) -> tuple[Path, Limits, bool]:
     """What an app's config says: where the run goes, how long the server waits, whether clients report."""
     given = {key.replace("-", "_"): value for key, value in config.items()}
-    limits = {field.name for field in fields(Patience)}
+    limits = {field.name for field in fields(Limits)}
     unknown = [key for key in given if key not in limits and key not in OTHER_SETTINGS]
     if unknown:
         known = sorted(key.replace("_", "-") for key in (*limits, *OTHER_SETTINGS))
         raise FedflatError(
             f"There is no setting '{unknown[0]}'.{nearest(unknown[0].replace('_', '-'), known)}"
         )
-    patience = Patience(**{key: value for key, value in given.items() if key in limits})
+    patience = Limits(**{key: value for key, value in given.items() if key in limits})
     home = Path(os.environ.get("FEDFLAT_RUNS", Path.home() / ".fedflat" / "runs"))
     return home / str(given.get("out", name)), patience, bool(given.get("report", True))
 
@@ -192,7 +192,7 @@ def run_name(out: Path) -> str:
     return name
 
 
-def _tell(round: Round) -> None:
+def _tell(round: RoundRecord) -> None:
     """One line a round, and one for whoever did not answer."""
     parts = [f"round {round.index}", f"{len(round.clients)} clients"]
     if round.accuracy is not None:

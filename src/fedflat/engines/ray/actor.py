@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...client.round import LocalTraining
+from ...client.round import ClientRound
 from ...core.allocator import keep_memory
 from ...core.evaluation import score_batches
 from ...core.messages import Download
@@ -66,7 +66,7 @@ class ClientActor:
             )
         model = model.copy(device)
         self._federation = federation.to(model.vector.dtype, device)
-        self._training = LocalTraining(model, method, sgd, loss, seed, buffers, measured)
+        self._training = ClientRound(model, method, sgd, loss, seed, buffers, measured)
         self._device = device
         return {"place": place}
 

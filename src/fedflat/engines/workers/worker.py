@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...client.round import LocalTraining
+from ...client.round import ClientRound
 from ...core.allocator import keep_memory
 from ...core.evaluation import BatchScore, score_batches
 from ...core.messages import Download
@@ -72,18 +72,16 @@ def work(pipe: Connection, others: list[Connection], job: Job, plan: Plan, devic
             return
 
 
-def _equip(job: Job, device: str) -> tuple[Federation, LocalTraining]:
+def _equip(job: Job, device: str) -> tuple[Federation, ClientRound]:
     """The worker's own model, and the data on its device."""
     dtype = job.model.vector.dtype
     model = job.model.copy(device)
     federation = job.federation.to(dtype, device)
-    return federation, LocalTraining(
-        model, job.method, job.sgd, job.loss, job.seed, job.buffers, job.measured
-    )
+    return federation, ClientRound(model, job.method, job.sgd, job.loss, job.seed, job.buffers, job.measured)
 
 
 def _run_client(
-    task: Task, arena: Arena, federation: Federation, training: LocalTraining, device: str
+    task: Task, arena: Arena, federation: Federation, training: ClientRound, device: str
 ) -> dict[str, Any]:
     def there(name: str) -> Tensor:
         return arena[name].to(device)
@@ -116,7 +114,7 @@ def _run_client(
 
 
 def _evaluate(
-    share: range, has_buffers: bool, arena: Arena, federation: Federation, training: LocalTraining, job: Job
+    share: range, has_buffers: bool, arena: Arena, federation: Federation, training: ClientRound, job: Job
 ) -> list[BatchScore]:
     model, test = training.model, federation.test
     assert test is not None

@@ -33,13 +33,13 @@ class ControlVariates(Mechanism):
 
     def begin(self, local: Local) -> None:
         """`c − c_i` does not change during the round."""
-        local.notes[self] = torch.sub(
+        local.memo[self] = torch.sub(
             local.received["control"], local.kept("control"), out=local.scratch("c − c_i")
         )
 
     def correction(self, local: Local) -> Correction:
         """Add what the client's gradient lacks."""
-        return Correction(vectors=((local.notes[self], 1.0),))
+        return Correction(vectors=((local.memo[self], 1.0),))
 
     def end(self, local: Local) -> Mapping[str, Tensor]:
         """Option II: the pseudo-gradient of the round becomes the client's control variate."""

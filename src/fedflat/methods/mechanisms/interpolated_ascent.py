@@ -58,11 +58,11 @@ class InterpolatedAscent(Mechanism):
 
     def receive(self, server: Server, upload: Upload) -> None:
         """How far this client went."""
-        server.tally("distance", torch.linalg.vector_norm(upload.update).item())
+        server.count("distance", torch.linalg.vector_norm(upload.update).item())
 
     def finish(self, server: Server) -> None:
         """The controller, and the global perturbation for the next round."""
-        divergence = server.tallied("distance") / server.accepted
+        divergence = server.counted("distance") / server.accepted
         diverged = float(divergence > self.threshold)
         history = server.get("diverged")
         past = history.tolist() if isinstance(history, Tensor) else []

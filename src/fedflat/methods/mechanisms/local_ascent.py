@@ -42,7 +42,7 @@ class LocalAscent(Mechanism):
             step.climb(self.rho, self.normalize)
             return
         gradient = step.local.scratch(f"{self.name}: the first gradient").copy_(step.gradient())
-        step.local.notes[self] = gradient
+        step.local.memo[self] = gradient
         step.move(gradient, self.rho * (inverse_norm(gradient) if self.normalize else 1.0))
 
     def correction(self, local: Local) -> Correction | None:
@@ -51,7 +51,7 @@ class LocalAscent(Mechanism):
 
     def direction(self, step: Step, d: Tensor) -> None:
         """Mix the two gradients."""
-        d.lerp_(step.local.notes[self], 1.0 - self.mix)
+        d.lerp_(step.local.memo[self], 1.0 - self.mix)
 
 
 class AdaptiveAscent(Mechanism):
@@ -69,11 +69,11 @@ class AdaptiveAscent(Mechanism):
 
     def begin(self, local: Local) -> None:
         """Note which parameters are weights."""
-        local.notes[self] = tuple(is_weight(name) for name in local.model.names)
+        local.memo[self] = tuple(is_weight(name) for name in local.model.names)
 
     def shift(self, step: Step) -> None:
         """Move the point uphill, far where weights are large."""
-        step.climb_stretched(self.rho, self.eta, step.local.notes[self])
+        step.climb_stretched(self.rho, self.eta, step.local.memo[self])
 
 
 def is_weight(name: str) -> bool:

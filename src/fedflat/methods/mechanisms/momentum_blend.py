@@ -149,15 +149,15 @@ class AdaptiveWeight(Mechanism):
         term = agreement or 0.0
         if self.rule == "code" and agreement is not None:
             term = 1.0 - agreement
-        server.tally("alpha", term)
-        server.tally("cosine", agreement or 0.0)
-        server.tally("one-minus-cosine", 0.0 if agreement is None else 1.0 - agreement)
+        server.count("alpha", term)
+        server.count("cosine", agreement or 0.0)
+        server.count("one-minus-cosine", 0.0 if agreement is None else 1.0 - agreement)
 
     def combine(self, server: Server, update: Tensor) -> Tensor:
         """Eq. 4."""
-        estimate = min(max(server.tallied("alpha") / server.accepted, 0.1), 0.9)
+        estimate = min(max(server.counted("alpha") / server.accepted, 0.1), 0.9)
         alpha = server.scalar("alpha")
         server["alpha"] = (1.0 - self.decay) * alpha + self.decay * estimate
         for name in ("cosine", "one-minus-cosine"):
-            server[name] = server.tallied(name) / server.accepted
+            server[name] = server.counted(name) / server.accepted
         return update

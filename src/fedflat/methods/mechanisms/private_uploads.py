@@ -37,7 +37,7 @@ class PrivateUploads(Mechanism):
 
     def leave(self, local: Local, upload: Upload) -> None:
         """Clip, add noise, withhold the rest."""
-        zeroed: list[str] = local.notes.setdefault(self, [])
+        zeroed: list[str] = local.memo.setdefault(self, [])
         extra = self.clip if self.clip_extra is None else self.clip_extra
         upload.update = self._private(local, "update", upload.update, self.clip, zeroed)
         upload.vectors = {n: self._private(local, n, v, extra, zeroed) for n, v in upload.vectors.items()}

@@ -61,11 +61,11 @@ class SharedPerturbation(Mechanism):
         """Only `μ_i + s` is needed in the steps."""
         offset = local.kept("multiplier") + local.received["perturbation"]
         own = local.scratch("own perturbation")
-        local.notes[self] = _Steps(offset, local.model.split(offset), own, local.model.split(own))
+        local.memo[self] = _Steps(offset, local.model.split(offset), own, local.model.split(own))
 
     def shift(self, step: Step) -> None:
         """The client's best perturbation, given what the others agreed on."""
-        steps: _Steps = step.local.notes[self]
+        steps: _Steps = step.local.memo[self]
         for gradient, offset, own in zip(
             step.gradient_pieces(), steps.offset_pieces, steps.own_pieces, strict=True
         ):
@@ -76,7 +76,7 @@ class SharedPerturbation(Mechanism):
 
     def end(self, local: Local) -> Mapping[str, Tensor]:
         """`s̃_i = μ_i − ŝ` of the last step."""
-        steps: _Steps = local.notes[self]
+        steps: _Steps = local.memo[self]
         multiplier = steps.offset - local.received["perturbation"]
         local.state["multiplier"] = multiplier
         return {"perturbation": torch.sub(multiplier, steps.own, alpha=steps.length)}

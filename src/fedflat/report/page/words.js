@@ -92,7 +92,7 @@ function lossName() {
 }
 
 // A real federation's data is not where the report is made.
-const NO_DATA = "The data is on the clients' own nodes, so that nothing can be measured on it here; ff.model_of(RUN, federation) gives the model, to measure on data that you have.";
+const NO_DATA = "The data is on the clients' own nodes, so that nothing can be measured on it here; ff.load_run(RUN, federation) gives the model, to measure on data that you have.";
 
 function allOnNodes() {
   return state.data.runs.length > 0 && state.data.runs.every((run) => run.on_nodes);
