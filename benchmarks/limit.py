@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fedflat.gradients.cross_entropy import CrossEntropy
 from torch import Tensor
 
 import fedflat as ff
 from fedflat.core.allocator import keep_memory
-from fedflat.gradients.cross_entropy import CrossEntropy
 from fedflat.gradients.dense import Chain
 from fedflat.models import build_model
 

@@ -1,10 +1,12 @@
 """The public names and where they live; the package imports each when it is first asked for."""
 
-from .client.optimisers import LocalSGD as LocalSGD
-from .client.step import Local as Local, Step as Step
+from .client.local import Local as Local
+from .client.optimisers import LocalAdam as LocalAdam, LocalAdamW as LocalAdamW, LocalSGD as LocalSGD
+from .client.step import Step as Step
 from .core.flat import FlatModel as FlatModel
 from .core.messages import Upload as Upload
 from .core.parameters import choice as choice, number as number
+from .core.pull import Pull as Pull
 from .data.augmentation import Augmentation as Augmentation, Images as Images
 from .data.dataset import Dataset as Dataset
 from .data.federate import federate as federate, load_dataset as load_dataset

@@ -25,7 +25,7 @@ def one_upload(method: str, secret: bytes | None = None, size: int = 0, round: i
     """What a client uploads, from a large model, for statistics of the noise."""
     model = ff.FlatModel(network() if not size else torch.nn.Linear(6, size))
     training = ClientRound(model, ff.as_method(method), STEPS, torch.nn.functional.cross_entropy, seed=0)
-    training.local.secret = secret
+    training.secret = secret
     values = {name: torch.zeros(model.size) for name in ff.as_method(method).down}
     return training.run(1, federation().client(1), Download(round, 0.1, model.vector.clone(), values), {})
 

@@ -202,7 +202,7 @@ def replies(
     download = Download(0, 1.0, torch.zeros(model.size), values)
     found = []
     for run in range(first, first + runs):
-        training.local.secret = run.to_bytes(32, "little")
+        training.secret = run.to_bytes(32, "little")
         found.append(reply_of(take_part(training, 0, data, download, {}, report), None))
     return found
 

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from fedflat.gradients.cross_entropy import AT_ONCE, CLASSES as MOST_CLASSES, CrossEntropy
 from hypothesis import given, settings, strategies as st
 from test_chain import BATCH, CLASSES, STEPS, Listens, build, counting, heard, same, samples, train
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from fedflat.client.round import ClientRound
 from fedflat.client.step import Step
 from fedflat.core.messages import Download, Upload
 from fedflat.data.federation import Shard
-from fedflat.gradients.cross_entropy import AT_ONCE, CLASSES as MOST_CLASSES, CrossEntropy
 from fedflat.methods.mechanism import Mechanism
 
 

@@ -1,48 +1,84 @@
-"""The clients' optimiser."""
+"""The clients' optimisers: how long a client trains, at which rates, by which steps.
+
+Importing this does not import torch: experiment files are checked against these fields.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import torch
-from torch import Tensor
-
-from ..core.flat import Pieces
 from ..core.parameters import check_parameters, choice, number
 from ..errors import FedflatError
+from .schedules import Linear, Schedule, parse_schedule, parse_within
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Rule(Protocol):
+    """An optimiser's step, with the memory it keeps within a client's round."""
+
+    def step(self, w: Tensor, d: Tensor, lr: float, index: int) -> None:
+        """Take step `index` from w along −d, in place; `d` may be overwritten. Step 0 forgets the last client."""
 
 
 @dataclass(frozen=True)
-class LocalSGD:
-    """The clients' optimiser: SGD, its momentum started anew every round.
+class LocalOptimiser:
+    """What all local optimisers share.
 
     `K_i = epochs * ceil(n_i / batch_size)` steps, the last partial batch kept; or exactly `steps` steps.
     `batch_size=None` is the full batch, so that `epochs=3` is then three steps.
     """
 
     lr: float = number(default=0.1, above=0)
-    momentum: float = number(default=0.0, at_least=0, below=1)
     weight_decay: float = number(default=0.0, at_least=0)
     epochs: int | None = number(default=None, at_least=1, optional=True, whole=True)
     batch_size: int | None = number(default=50, at_least=1, optional=True, whole=True)
     steps: int | None = number(default=None, at_least=1, optional=True, whole=True)
     lr_decay: float = number(default=1.0, above=0, at_most=1)
-    """the learning rate of round t is `lr * lr_decay**t`"""
+    """the learning rate of round t is `lr * lr_decay**t`, times the schedule's factor"""
+    schedule: str = "constant"
+    """over rounds: constant, exponential:0.998, step:100:0.1, cosine:500:0.01, warmup:10/cosine:500"""
+    within: str = "constant"
+    """over the steps of a client's round: constant, or linear:0.1, down to that fraction"""
     clip_norm: float | None = number(default=None, above=0, optional=True)
     clip_stage: str = choice("direction", "gradient", default="direction")
     """clip the corrected direction, or the raw gradient before any correction"""
 
+    name: ClassVar[str] = "optimiser"
+    sums_gradients: ClassVar[bool] = False
+    """whether `Δ_i = −Σ_k η_k d_k` up to momentum, so that `Δ_i / Σ_k η_k` is a mean gradient"""
+
     def __post_init__(self) -> None:
-        check_parameters(self, "LocalSGD")
+        check_parameters(self, type(self).__name__)
         if self.epochs is not None and self.steps is not None:
-            raise FedflatError("LocalSGD: give epochs or steps, not both.")
+            raise FedflatError(f"{type(self).__name__}: give epochs or steps, not both.")
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
+        _ = self._over_rounds, self._within  # a mistake in them shows now
+
+    @cached_property
+    def _over_rounds(self) -> Schedule:
+        return parse_schedule(self.schedule)
+
+    @cached_property
+    def _within(self) -> Linear | None:
+        return parse_within(self.within)
 
     def lr_in(self, round: int) -> float:
         """`η_t`."""
-        return self.lr * self.lr_decay**round
+        return self.lr * self.lr_decay**round * self._over_rounds.factor(round)
+
+    def rates(self, lr: float, steps: int) -> list[float]:
+        """`η_k` of every step of a client's round."""
+        return [lr] * steps if self._within is None else self._within.rates(lr, steps)
+
+    def rate_sum(self, lr: float, steps: int) -> float:
+        """`Σ_k η_k` of a client's round."""
+        return steps * lr if self._within is None else math.fsum(self._within.rates(lr, steps))
 
     def steps_for(self, samples: int) -> int:
         """`K_i`."""
@@ -51,62 +87,103 @@ class LocalSGD:
         assert self.epochs is not None
         return self.epochs * math.ceil(samples / (self.batch_size or samples))
 
+    @property
+    def folds(self) -> bool:
+        """Whether a step is `w ← w − η (d + λ w)` and nothing else, so that corrections fold into one sweep."""
+        return False
 
-def sgd_(
-    w: list[Tensor],
-    d: Pieces,
-    momentum: list[Tensor] | None,
-    mu: float,
-    weight_decay: float,
-    lr: float,
-    first: bool = False,
-) -> None:
-    """`b ← μ b + d + λ w` (b is d + λ w in the first step), `w ← w − η b`, in one sweep over memory."""
-    if momentum is None and not weight_decay:
-        torch._foreach_add_(w, d, alpha=-lr)
-        return
-    torch._fused_sgd_(
-        w,
-        d,
-        momentum if momentum is not None else [],
-        weight_decay=weight_decay,
-        momentum=mu,
-        lr=lr,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=first,
-    )
+    def rule(self, like: Tensor) -> Rule:
+        """Make the step, for vectors like this one."""
+        raise NotImplementedError
 
 
-def drifting_sgd_(
-    w: list[Tensor],
-    d: Pieces,
-    drift: list[Tensor] | None,
-    weight_decay: float,
-    lr: float,
-) -> None:
-    """`w ← w − η (d + drift + λ w)` in one sweep over memory; the drift stays as it is."""
-    if drift is None:
-        sgd_(w, d, None, 0.0, weight_decay, lr)
-        return
-    # a momentum that wholly persists and takes nothing in, of which Nesterov's rule adds all to the direction
-    torch._fused_sgd_(
-        w,
-        d,
-        drift,
-        weight_decay=weight_decay,
-        momentum=1.0,
-        lr=lr,
-        dampening=1.0,
-        nesterov=True,
-        maximize=False,
-        is_first_step=False,
-    )
+@dataclass(frozen=True)
+class LocalSGD(LocalOptimiser):
+    """SGD, its momentum started anew every round: `b ← μ b + d + λ w`, `w ← w − η b`.
+
+    With `nesterov` the step is along `d + λ w + μ b` with the new b.
+    """
+
+    momentum: float = number(default=0.0, at_least=0, below=1)
+    nesterov: bool = False
+
+    name: ClassVar[str] = "sgd"
+    sums_gradients: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise FedflatError("LocalSGD: nesterov needs a momentum above 0.")
+
+    @property
+    def folds(self) -> bool:
+        return not self.momentum and self.clip_norm is None
+
+    def rule(self, like: Tensor) -> Rule:
+        return _SGD(self, like)
 
 
-def clip_(vector: Tensor, norm: float) -> None:
-    """Scale a vector in place so that it is no longer than `norm`."""
-    length = torch.linalg.vector_norm(vector).item()
-    if length > norm:
-        vector.mul_(norm / length)
+class _SGD:
+    def __init__(self, sgd: LocalSGD, like: Tensor) -> None:
+        self._sgd, self._momentum = sgd, [like.new_empty(like.shape)] if sgd.momentum else None
+
+    def step(self, w: Tensor, d: Tensor, lr: float, index: int) -> None:
+        from ..core.flat import sgd_
+
+        sgd = self._sgd
+        sgd_([w], [d], self._momentum, sgd.momentum, sgd.weight_decay, lr, sgd.nesterov, first=index == 0)
+
+
+@dataclass(frozen=True)
+class LocalAdam(LocalOptimiser):
+    """Adam, its moments started anew every round, with weight decay as part of the gradient.
+
+    `m ← β1 m + (1−β1) d`, `v ← β2 v + (1−β2) d²`, `w ← w − η m̂ / (√v̂ + ε)` with `m̂ = m/(1−β1^k)`, `v̂ = v/(1−β2^k)`.
+    """
+
+    lr: float = number(default=0.001, above=0)
+    beta1: float = number(default=0.9, at_least=0, below=1)
+    beta2: float = number(default=0.999, at_least=0, below=1)
+    epsilon: float = number(default=1e-8, above=0)
+
+    name: ClassVar[str] = "adam"
+    decoupled: ClassVar[bool] = False
+
+    def rule(self, like: Tensor) -> Rule:
+        return _Adam(self, like)
+
+
+@dataclass(frozen=True)
+class LocalAdamW(LocalAdam):
+    """Adam with decoupled weight decay: `w ← w − η (m̂ / (√v̂ + ε) + λ w)`, the moments of d alone."""
+
+    weight_decay: float = number(default=0.01, at_least=0)
+
+    name: ClassVar[str] = "adamw"
+    decoupled: ClassVar[bool] = True
+
+
+class _Adam:
+    def __init__(self, adam: LocalAdam, like: Tensor) -> None:
+        self._adam = adam
+        self._first, self._second = like.new_empty(like.shape), like.new_empty(like.shape)
+
+    def step(self, w: Tensor, d: Tensor, lr: float, index: int) -> None:
+        adam, first, second = self._adam, self._first, self._second
+        if index == 0:
+            first.zero_()
+            second.zero_()
+        if adam.weight_decay and not adam.decoupled:
+            d.add_(w, alpha=adam.weight_decay)
+        first.lerp_(d, 1.0 - adam.beta1)
+        second.mul_(adam.beta2).addcmul_(d, d, value=1.0 - adam.beta2)
+        correction = math.sqrt(1.0 - adam.beta2 ** (index + 1))
+        length = second.sqrt().div_(correction).add_(adam.epsilon)
+        along = d.copy_(first).div_(length).div_(1.0 - adam.beta1 ** (index + 1))
+        if adam.weight_decay and adam.decoupled:
+            along.add_(w, alpha=adam.weight_decay)
+        w.add_(along, alpha=-lr)
+
+
+OPTIMISERS: dict[str, type[LocalOptimiser]] = {kind.name: kind for kind in (LocalSGD, LocalAdam, LocalAdamW)}
+"""By the name that files have for them."""

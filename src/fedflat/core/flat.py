@@ -1,18 +1,17 @@
-"""A module as one contiguous vector, with its gradient at any point.
+"""A module as one contiguous vector, and the algebra on such vectors.
 
-Trainable parameters are views of `vector` and their `.grad` are views of `grad`, so every piece of algebra on
-models is one operation on one tensor. To take a gradient elsewhere, write the point into `vector`, or let the
-model stand on another vector: nothing is copied per parameter, no module is ever duplicated. A kernel of the
-papers' convolutions lies in the vector with its channels last, which is how they are quickest; any other parameter
-in the order it has in memory.
+Trainable parameters are views of `vector`, so every piece of algebra on models is one operation on one tensor. To
+take a gradient elsewhere, let the model stand on another vector: nothing is copied, no module is duplicated.
+A kernel of the papers' convolutions lies in the vector with its channels last, which is how they are quickest; any
+other parameter in the order it has in memory.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -24,46 +23,152 @@ from .buffers import Buffers, check_real
 Pieces = list[Tensor] | tuple[Tensor, ...]
 """A flat vector as one tensor per parameter."""
 Gradients = tuple[Tensor | None, ...]
-"""The same of a gradient: None where the loss does not depend on a parameter, sparse for some embeddings."""
+"""A gradient as one tensor per parameter: None where the loss does not depend on it, sparse for some embeddings."""
+Scalar = float | Tensor
+"""A number: a float on the CPU, a tensor without dimensions on an accelerator, which is never read back in a step."""
 SMALLEST_NORM = 1e-12
 """Below this length a vector has no direction: `n(v) = 0`."""
 CHANNELS_LAST = (0, 2, 3, 1)
 """Of a kernel (outputs, inputs, height, width), from the slowest dimension in memory to the quickest."""
 
 
-def inverse_norm(vector: Tensor) -> float:
-    """What makes `v` a unit vector: `1/‖v‖₂`, and 0 where v is 0, so that n(0) = 0."""
-    norm = torch.linalg.vector_norm(vector).item()
-    return 1.0 / norm if norm > SMALLEST_NORM else 0.0
+# -- algebra ---------------------------------------------------------------------------------------
 
 
-def length_of_own(vector: Tensor) -> float:
-    """`‖v‖₂` of a vector that torch allocated, as a whole: quicker by a quarter.
+def inverse_norm(vector: Tensor) -> Scalar:
+    """Find what makes `v` a unit vector: `1/‖v‖₂`, and 0 where v is 0, so that n(0) = 0."""
+    norm = torch.linalg.vector_norm(vector)
+    if not vector.is_cpu:
+        return torch.where(norm > SMALLEST_NORM, norm.reciprocal(), 0.0)
+    length = norm.item()
+    return 1.0 / length if length > SMALLEST_NORM else 0.0
 
-    A product's last bits depend on where in memory vectors lie, but only within the 64 bytes that torch aligns to.
-    """
-    return math.sqrt(torch.dot(vector, vector).item())
+
+def axpy(at: Tensor, vector: Tensor, scale: Scalar, out: Tensor | None = None) -> Tensor:
+    """`at + scale·vector`, in `out` or a new vector."""
+    if isinstance(scale, Tensor):
+        return torch.addcmul(at, vector, scale, out=out)
+    return torch.add(at, vector, alpha=scale, out=out)
 
 
-def inverse_norm_of(pieces: Pieces) -> float:
-    """The same of a vector that is given as one tensor per parameter."""
-    norm = math.hypot(*torch.stack(torch._foreach_norm(pieces)).tolist())
-    return 1.0 / norm if norm > SMALLEST_NORM else 0.0
+def axpy_(into: Tensor, vector: Tensor, scale: Scalar) -> Tensor:
+    """`into ← into + scale·vector`."""
+    return into.addcmul_(vector, scale) if isinstance(scale, Tensor) else into.add_(vector, alpha=scale)
+
+
+def clip_(vector: Tensor, norm: float) -> None:
+    """Shorten a vector in place to `norm`, if it is longer."""
+    length = torch.linalg.vector_norm(vector)
+    if not vector.is_cpu:
+        vector.mul_((norm / length).clamp(max=1.0))
+    elif (found := length.item()) > norm:
+        vector.mul_(norm / found)
+
+
+def sgd_(
+    w: Pieces,
+    d: Pieces,
+    momentum: list[Tensor] | None,
+    mu: float,
+    weight_decay: float,
+    lr: float,
+    nesterov: bool = False,
+    first: bool = False,
+) -> None:
+    """`b ← μ b + d + λ w` (b is d + λ w in the first step), `w ← w − η b`, in one sweep over memory."""
+    if momentum is None and not weight_decay:
+        torch._foreach_add_(w, d, alpha=-lr)
+        return
+    torch._fused_sgd_(
+        w,
+        d,
+        momentum or [],
+        weight_decay=weight_decay,
+        momentum=mu,
+        lr=lr,
+        dampening=0.0,
+        nesterov=nesterov,
+        maximize=False,
+        is_first_step=first,
+    )
 
 
 def cosine(a: Tensor, b: Tensor) -> float | None:
     """The cosine between two vectors; None where one of them is zero."""
-    scale = inverse_norm(a) * inverse_norm(b)
+    scale = float(inverse_norm(a)) * float(inverse_norm(b))
     # not torch.dot: its last bits depend on where in memory the vectors lie, which a resumed run need not repeat
     return torch.sum(a * b).item() * scale if scale else None
 
 
 def all_dense(gradients: Gradients) -> bool:
     """Whether every piece is an ordinary tensor."""
-    for gradient in gradients:  # noqa: SIM110 (`all` of a generator takes twice as long, three times a step)
-        if gradient is None or gradient.is_sparse:
-            return False
-    return True
+    return not any(gradient is None or gradient.is_sparse for gradient in gradients)
+
+
+# -- vectors in the shape of a model ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Flat:
+    """One vector of parameters; `pieces` are its views in the parameters' shapes."""
+
+    vector: Tensor
+    pieces: list[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How a model's trainable parameters lie in a flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    orders: tuple[tuple[int, ...], ...]
+    """of every parameter's dimensions in memory, from the slowest to the quickest"""
+    like: Tensor
+    """a vector with no entries, of the model's type and on its device"""
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many entries each parameter has."""
+        return [shape.numel() for shape in self.shapes]
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """View a flat vector as one tensor per parameter, in the parameters' order."""
+        pieces = zip(torch.split(vector, self.sizes), self.shapes, self.orders, strict=True)
+        return [_view(piece, shape, order) for piece, shape, order in pieces]
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """View a flat vector as one tensor per parameter, by name."""
+        return dict(zip(self.names, self.split(vector), strict=True))
+
+    def flat(self, vector: Tensor) -> Flat:
+        """Put a vector beside its views."""
+        return Flat(vector, self.split(vector))
+
+    def empty(self) -> Flat:
+        """A new vector; its content is undefined."""
+        return self.flat(self.like.new_empty(sum(self.sizes)))
+
+    def mask(self, choose: Callable[[str], bool]) -> Tensor:
+        """1 on the entries of the parameters whose name is chosen, 0 elsewhere."""
+        mask = self.like.new_zeros(sum(self.sizes))
+        for name, view in self.named(mask).items():
+            view.fill_(float(choose(name)))
+        return mask
+
+
+def write_gradients(gradients: Gradients, into: list[Tensor]) -> None:
+    """Write a gradient into the views of a flat vector; no zeroing is needed before."""
+    if all_dense(gradients):
+        torch._foreach_copy_(into, cast("tuple[Tensor, ...]", gradients))
+        return
+    for view, gradient in zip(into, gradients, strict=True):
+        if gradient is None:
+            view.zero_()
+        elif gradient.is_sparse:
+            view.zero_().index_add_(0, gradient._indices()[0], gradient._values())
+        else:
+            view.copy_(gradient)
 
 
 class FlatModel:
@@ -87,24 +192,21 @@ class FlatModel:
                 f"{type(module).__name__} has no trainable parameters; "
                 "set requires_grad=True on what shall be trained."
             )
-        self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self.shapes = [p.shape for p in self.parameters]
-        self.sizes = [p.numel() for p in self.parameters]
         turned = {id(c.weight) for c in module.modules() if getattr(c, "channels_last", False)}
-        self._orders = [CHANNELS_LAST if id(p) in turned else _order_in_memory(p) for p in self.parameters]
+        orders = [CHANNELS_LAST if id(p) in turned else _order_in_memory(p) for p in self.parameters]
         self.vector = torch.cat(
-            [
-                p.detach().permute(order).reshape(-1)
-                for p, order in zip(self.parameters, self._orders, strict=True)
-            ]
+            [p.detach().permute(order).reshape(-1) for p, order in zip(self.parameters, orders, strict=True)]
         )
-        self.grad = torch.zeros_like(self.vector)
-        for p, value, gradient in zip(
-            self.parameters, self.split(self.vector), self.split(self.grad), strict=True
-        ):
+        self.layout = Layout(
+            names=tuple(name for name, _ in named),
+            shapes=tuple(p.shape for p in self.parameters),
+            orders=tuple(orders),
+            like=self.vector.new_empty(0),
+        )
+        for p, value in zip(self.parameters, self.layout.split(self.vector), strict=True):
             p.data = value
-            p.grad = gradient
+            p.grad = None
         self.buffers = Buffers(module)
         self._writes: dict[bool, bool] = {}
         """whether the module changes its input in place, in evaluation and in training mode, once that is known"""
@@ -122,7 +224,7 @@ class FlatModel:
     def copy(self, device: torch.device | str) -> FlatModel:
         """Another flat model of the same module, with its own memory, on a device."""
         module = copy.deepcopy(self.module)
-        for name in self.names:  # a mechanism may have frozen some for the round
+        for name in self.layout.names:  # a mechanism may have frozen some for the round
             module.get_parameter(name).requires_grad_(True)
         return FlatModel(module, self.vector.dtype, device)
 
@@ -146,31 +248,15 @@ class FlatModel:
         """The number of trainable parameters."""
         return self.vector.numel()
 
-    def stand_on(self, vector: Tensor, pieces: list[Tensor]) -> None:
-        """Let another vector be the model's, without a copy; `pieces` is what `split` makes of it.
+    def stand_on(self, point: Flat) -> None:
+        """Let another vector be the model's, without a copy.
 
         It must lie in memory as the model's own does (where products' last bits may depend on that).
         """
-        if vector is not self.vector:
-            self.vector = vector
-            for parameter, piece in zip(self.parameters, pieces, strict=True):
+        if point.vector is not self.vector:
+            self.vector = point.vector
+            for parameter, piece in zip(self.parameters, point.pieces, strict=True):
                 parameter.data = piece
-
-    def split(self, vector: Tensor) -> list[Tensor]:
-        """The views of a flat vector that have the parameters' shapes, in the parameters' order."""
-        pieces = zip(torch.split(vector, self.sizes), self.shapes, self._orders, strict=True)
-        return [_view(piece, shape, order) for piece, shape, order in pieces]
-
-    def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The views of a flat vector under the parameters' names."""
-        return dict(zip(self.names, self.split(vector), strict=True))
-
-    def mask(self, choose: Callable[[str], bool]) -> Tensor:
-        """1 on the entries of the parameters whose name is chosen, 0 elsewhere."""
-        mask = torch.zeros_like(self.vector)
-        for name, view in self.named(mask).items():
-            view.fill_(float(choose(name)))
-        return mask
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What the module makes of a batch, which stays as it is: a module that writes to its input gets a copy.
@@ -196,42 +282,15 @@ class FlatModel:
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def gradients(
-        self,
-        loss: Tensor,
-        outputs: Tensor | None = None,
-        pull: Tensor | None = None,
-    ) -> Gradients:
-        """The gradient of `loss` at the present point, as autograd gives it: a piece per parameter.
-
-        With `pull` that of `loss` plus a term whose gradient for `outputs` that is.
-        """
-        if outputs is None or pull is None:
-            return torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        return torch.autograd.grad([loss, outputs], self.parameters, [None, pull], allow_unused=True)
-
-    def write(self, gradients: Gradients, into: list[Tensor]) -> None:
-        """Write the pieces of a gradient into views of a flat vector; no zeroing is needed before."""
-        if all_dense(gradients):
-            torch._foreach_copy_(into, cast("tuple[Tensor, ...]", gradients))
-            return
-        for view, gradient in zip(into, gradients, strict=True):
-            if gradient is None:
-                view.zero_()
-            elif gradient.is_sparse:
-                view.zero_().index_add_(0, gradient._indices()[0], gradient._values())
-            else:
-                view.copy_(gradient)
-
     def differentiate(self, loss: Tensor, into: list[Tensor]) -> None:
         """Write the gradient of `loss` at the present point into views of a flat vector."""
-        self.write(self.gradients(loss), into)
+        write_gradients(torch.autograd.grad(loss, self.parameters, allow_unused=True), into)
 
     def gradient(self, loss: Callable[[nn.Module], Tensor], at: Tensor | None = None) -> Tensor:
         """The gradient of `loss(module)` at `at` (default: where the model is), as a new vector."""
         result = torch.empty_like(self.vector)
         with self.at(at):
-            self.differentiate(loss(self.module), self.split(result))
+            self.differentiate(loss(self.module), self.layout.split(result))
         return result
 
     @contextmanager

@@ -46,7 +46,7 @@ def filter_normalised(surface: Surface, seed: int, number: int) -> Tensor:
     """
     direction = gaussian(surface, seed, "landscape", number)
     model = surface.model
-    for d, w in zip(model.split(direction), model.split(surface.w), strict=True):
+    for d, w in zip(model.layout.split(direction), model.layout.split(surface.w), strict=True):
         if d.dim() < 2:
             d.zero_()
             continue

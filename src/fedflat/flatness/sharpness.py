@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.evaluation import LossFunction
-from ..core.flat import FlatModel, inverse_norm
+from ..core.flat import FlatModel, axpy, inverse_norm
 from ..data.federation import Federation, Shard
 from .surface import Surface
 
@@ -25,5 +25,5 @@ def sharpness(
     """
     surface = Surface(model, data, loss, at)
     value, gradient = surface.value_and_gradient()
-    uphill = surface.w.add(gradient, alpha=rho * inverse_norm(gradient))
+    uphill = axpy(surface.w, gradient, rho * inverse_norm(gradient))
     return surface.value(uphill) - value

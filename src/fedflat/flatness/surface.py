@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core.evaluation import LossFunction
-from ..core.flat import FlatModel, Gradients
+from ..core.flat import FlatModel, Gradients, write_gradients
 from ..data.federation import Federation, Shard
 from ..errors import FedflatError
 
@@ -67,7 +67,7 @@ class Surface:
         """`L(w)` and `∇L(w)`, by one forward and one backward pass."""
         total, gradient = 0.0, torch.zeros_like(self.w)
         part = torch.empty_like(self.w)
-        views = self.model.split(part)
+        views = self.model.layout.split(part)
         with self._module_at(w), torch.enable_grad():
             for inputs, targets in self.data.batches(CHUNK):
                 loss = self.loss(self.model.outputs(inputs), targets)
@@ -83,8 +83,8 @@ class Surface:
         derivative on the CPU, so that attention is computed step by step here.
         """
         products, part = torch.zeros_like(vectors), torch.empty_like(self.w)
-        views = self.model.split(part)
-        rows = [self.model.split(vector) for vector in vectors]
+        views = self.model.layout.split(part)
+        rows = [self.model.layout.split(vector) for vector in vectors]
         with self._module_at(None), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             for inputs, targets in self.data.batches(CHUNK):
                 gradients = self._differentiable_gradient(self.loss(self.model.outputs(inputs), targets))
@@ -121,7 +121,7 @@ class Surface:
             if not any(word in reason for word in ("derivative", "twice", "double backward")):
                 raise
             raise self._refusal(reason) from problem
-        self.model.write(pieces, into)
+        write_gradients(pieces, into)
 
     def _refusal(self, reason: str) -> FedflatError:
         name = type(self.model.module).__name__
@@ -181,7 +181,7 @@ def _padding_mask(model: FlatModel) -> Tensor | None:
     if not any(id(parameter) in rows for parameter in model.parameters):
         return None
     mask = torch.ones_like(model.vector)
-    for parameter, view in zip(model.parameters, model.split(mask), strict=True):
+    for parameter, view in zip(model.parameters, model.layout.split(mask), strict=True):
         if id(parameter) in rows:
             view[rows[id(parameter)]] = 0
     return mask

@@ -17,17 +17,6 @@ from ..methods.mechanism import Value
 from ..methods.text import MethodLike, as_method
 
 
-class _Recorder(ClientRound):
-    """Local training that remembers where it has been."""
-
-    path: list[Tensor]
-
-    def _take_step(self, first: bool) -> None:
-        super()._take_step(first)
-        # where a steady shift carries the iterate along, it is taken off again
-        self.path.append(self.local.start + (self.w - self.away) if self.carried else self.w.clone())
-
-
 def local_trajectory(
     model: nn.Module | FlatModel,
     client: int,
@@ -47,13 +36,12 @@ def local_trajectory(
     """
     flat = FlatModel.of(model)
     start = flat.vector.clone()
-    training = _Recorder(flat, as_method(method), local, loss, seed)
-    training.path = [start]
+    training, path = ClientRound(flat, as_method(method), local, loss, seed), [start]
     download = Download(round, local.lr_in(round), start, dict(received or {}), flat.read_buffers())
     buffers = flat.read_buffers()
     try:
-        training.run(client, data, download, dict(state or {}))
+        training.run(client, data, download, dict(state or {}), lambda step: path.append(step.w.clone()))
     finally:
         flat.vector.copy_(start)
         flat.write_buffers(buffers)
-    return training.path
+    return path

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.evaluation import LossFunction
-from ..core.flat import FlatModel, inverse_norm
+from ..core.flat import FlatModel, axpy, inverse_norm
 from ..data.federation import Federation, Shard
 from .directions import unit
 from .estimate import at_least
@@ -59,7 +59,7 @@ def _climb(surface: Surface, direction: Tensor, rho: float, steps: int) -> list[
     height, gradient = surface.value_and_gradient(surface.w + shift)
     heights = [height]
     for _ in range(steps - 1):
-        trial = shift.add(gradient, alpha=stride * inverse_norm(gradient))
+        trial = axpy(shift, gradient, stride * inverse_norm(gradient))
         length = torch.linalg.vector_norm(trial).item()
         if length > rho:
             trial.mul_(rho / length)

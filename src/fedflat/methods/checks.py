@@ -1,4 +1,4 @@
-"""What a mechanism's hooks must be like: a slip is a sentence, not a silent change of the method."""
+"""Checks of a mechanism's hooks: a mistake is an error with a remedy, never a silent change of the method."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.pull import Pull
 from ..errors import FedflatError
 
 CLOSE = 0.8
@@ -77,10 +78,13 @@ def refuse_change(self: Any, name: str, value: object) -> None:
 # -- what hooks return -----------------------------------------------------------------------------
 
 
-def in_place(mechanism: Any, hook: str, remedy: str, *arguments: object) -> None:
-    """Call a hook that changes what it is given."""
+def in_place(mechanism: Any, hook: str, remedy: str, iterate: Tensor | None, *arguments: object) -> None:
+    """Call a hook that changes what it is given, and leaves the iterate alone."""
+    before = 0 if iterate is None else iterate._version
     if getattr(mechanism, hook)(*arguments) is not None:
         raise FedflatError(f"{mechanism.name}: what {hook} returns is not used; {remedy}.")
+    if iterate is not None and iterate._version != before:
+        raise FedflatError(f"{mechanism.name}: {hook} changed the iterate itself in place; {remedy}.")
 
 
 def vector_like(mechanism: Any, hook: str, returned: object, w: Tensor) -> Tensor:
@@ -106,25 +110,20 @@ def one_move(mechanism: Any, returned: object, w: Tensor) -> Any:
     )
 
 
-def one_per_output(mechanism: Any, returned: object, outputs: Tensor) -> tuple[Tensor, float]:
-    """For the gradient of a term of the loss: a tensor and what it is to be multiplied by."""
-    scale = 1.0
-    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int | float):
-        returned, scale = returned
-    if isinstance(returned, Tensor) and returned.shape == outputs.shape:
-        return returned, scale
-    raise FedflatError(
-        f"{mechanism.name}: loss_gradient returns {_described(returned)}; it must return a tensor of the outputs' "
-        f"shape {tuple(outputs.shape)}, or a pair of such a tensor and a number."
-    )
-
-
-def one_number(mechanism: Any, returned: object) -> Any:
-    """For a term of the loss."""
+def check_term(mechanism: Any, returned: object, outputs: Tensor) -> Any:
+    """For a term of the loss: a number, or a pull of the outputs' shape."""
+    match returned:
+        case Pull(vector=Tensor(shape=outputs.shape), scale=int() | float()):
+            return returned
+        case Pull():
+            raise FedflatError(
+                f"{mechanism.name}: loss returns a Pull with {_described(returned.vector)}; its vector must have the "
+                f"outputs' shape {tuple(outputs.shape)}, and its scale be a number."
+            )
     if isinstance(returned, int | float) or (isinstance(returned, Tensor) and returned.numel() == 1):
         return returned
     raise FedflatError(
-        f"{mechanism.name}: loss returns {_described(returned)}; it must return one number, such as a mean."
+        f"{mechanism.name}: loss returns {_described(returned)}; it must return a number, such as a mean, or a Pull."
     )
 
 
@@ -185,3 +184,60 @@ class Untouched:
         for name, vector, version in self._seen:
             if vector._version != version:
                 raise FedflatError(f"A mechanism changed '{name}' in place; {remedy}.")
+
+
+# -- what a client's round must be -----------------------------------------------------------------
+
+
+def check_optimiser(method: Any, optimiser: Any) -> None:
+    """An error if a mechanism is not defined for the clients' optimiser."""
+    if optimiser.sums_gradients:
+        return
+    for mechanism, contract in zip(method.mechanisms, method.contracts, strict=True):
+        if contract.mean_gradient:
+            raise FedflatError(
+                f"{mechanism.name}: it divides a client's update by the sum of its learning rates, which is a mean "
+                f"gradient with SGD and not with {type(optimiser).__name__}. Use LocalSGD, or another method."
+            )
+
+
+def check_upload(method: Any, upload: Any) -> None:
+    """An error unless what is kept and uploaded is what contracts name: it would be lost elsewhere without a word."""
+    kept = {name for contract in method.contracts for name in contract.client}
+    for name in set(upload.state) - kept - {"buffers"}:
+        raise FedflatError(
+            f"{method.name}: clients keep '{name}', which no contract names. Write Contract(client=('{name}',))."
+        )
+    for name in set(upload.vectors) - set(method.up):
+        raise FedflatError(
+            f"{method.name}: clients upload '{name}', which no contract names. Write Contract(up=('{name}',))."
+        )
+    for name in set(method.up) - set(upload.vectors):
+        raise FedflatError(
+            f"{method.name}: a contract names the upload '{name}', but it is not among what `end` returns."
+        )
+
+
+def training_failed(problem: Exception, client: int, round: int, step: Any) -> FedflatError:
+    """Say where a client's training failed, and what to do about the usual reasons."""
+    reason = str(problem).strip().split("\n")[0]
+    if step is None:
+        return FedflatError(
+            f"client {client}, round {round}: training failed before the first step: {reason}"
+        )
+    return FedflatError(
+        f"client {client}, round {round}: training failed in step {step.index} on inputs of shape "
+        f"{tuple(step.inputs.shape)}: {reason}{_remedy(reason, step.inputs)}"
+    )
+
+
+def _remedy(reason: str, inputs: Tensor) -> str:
+    """What to do about the usual reasons why a model does not take its samples."""
+    end = "" if reason.endswith(".") else "."
+    if "same dtype" in reason and not inputs.is_floating_point():
+        return f"{end} The inputs are whole numbers: give the federation floats, with inputs.float()."
+    if "out of bounds" in reason:
+        return f"{end} Has the model an output for every class?"
+    if "must be Tensor, not" in reason:
+        return f"{end} The model must return one tensor, a row of outputs for every sample."
+    return ""

@@ -8,8 +8,7 @@ A mechanism is a small frozen dataclass. It overrides only the hooks it needs; t
     begin         prepare the local round                           (client)
     steady_shift  move the point where gradients are taken, in every step alike (client, once)
     shift         move it in any other way                          (client, per step)
-    loss          a term added to the loss                          (client, per gradient)
-    loss_gradient its gradient for the outputs, where that is known (client, per gradient)
+    loss          a term added to the loss, or its gradient         (client, per gradient)
     correction    correct the descent direction, in every step alike (client, once)
     direction     correct it in any other way                       (client, per step)
     end           update what the client keeps, name what it uploads (client)
@@ -17,6 +16,7 @@ A mechanism is a small frozen dataclass. It overrides only the hooks it needs; t
     receive       look at one accepted upload, in client order      (server, per client)
     combine       transform the aggregated update                   (server)
     finish        refresh references and scalars for the next round (server)
+    deliver       which vector is tested, measured and saved        (server)
 
 Its `contract` says what moves because of it and what it costs; `Method` checks contracts when it is built.
 """
@@ -25,22 +25,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, dataclass_transform
 
-import torch
 from torch import Tensor
 
+from ..core.flat import Scalar
 from ..core.parameters import check_parameters, choice, number
+from ..core.pull import Pull
 from ..errors import FedflatError
 from .checks import check_class, refuse_change
 
 if TYPE_CHECKING:
-    from ..client.step import Local, Step
+    from ..client.local import Local
+    from ..client.step import Step
     from ..core.messages import Upload
     from ..server.server import Server
 
-Move = tuple[Tensor, float]
+Move = tuple[Tensor, Scalar]
 """A vector and its scale."""
 Value = Tensor | float
 """What state is made of: a vector (or None while it does not exist yet) or a number."""
@@ -74,6 +76,14 @@ class Correction:
             d.add_(vector, alpha=weight)
 
 
+STAGES = {
+    "shift": ("extrapolate", "ascend"),
+    "direction": ("mix", "blend", "correct", "pull"),
+    "combine": ("correct", "momentum", "scale"),
+}
+"""The order of mechanisms that do not commute: along a method's list, a phase's stages come in this order."""
+
+
 @dataclass(frozen=True)
 class Contract:
     """What a mechanism keeps, moves, needs and costs, beyond the model and its update."""
@@ -94,15 +104,19 @@ class Contract:
     """forward passes added to every local step"""
     backward: int = 0
     """backward passes added to every local step"""
-    after: tuple[str, ...] = ()
-    """mechanisms that must stand before this one, if they are there at all"""
-    before: tuple[str, ...] = ()
-    """mechanisms that must stand after this one, if they are there at all"""
+    mean_gradient: bool = False
+    """whether updates are divided by `Σ_k η_k`, which makes a mean gradient of them where clients train by SGD"""
+    stage: Mapping[str, str] = field(default_factory=dict)
+    """where it stands in a phase, such as {"shift": "ascend"}: see `STAGES`"""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, str):
                 raise FedflatError(f"Contract: write {name}=({value!r},), a tuple of names, not {value!r}.")
+        for phase, stage in self.stage.items():
+            if stage not in STAGES.get(phase, ()):
+                known = "; ".join(f"{name}: {', '.join(stages)}" for name, stages in STAGES.items())
+                raise FedflatError(f"Contract: there is no stage {stage!r} of {phase!r}. There are {known}.")
 
 
 registry: dict[str, type[Mechanism]] = {}
@@ -158,16 +172,9 @@ class Mechanism:
     def shift(self, step: Step) -> None:
         """Move the point where the gradient is taken, with `step.move`."""
 
-    def loss(self, step: Step, outputs: Tensor) -> Tensor:
-        """A term added to the loss, from the model's outputs on the step's batch."""
+    def loss(self, step: Step, outputs: Tensor) -> Tensor | Pull:
+        """A term added to the loss, from the model's outputs on the step's batch; or its gradient as a `Pull`."""
         return outputs.new_zeros(())
-
-    def loss_gradient(self, step: Step, outputs: Tensor) -> Tensor | Move:
-        """The gradient of the same class's `loss` for the outputs, to save autograd the operations.
-
-        A pair `(vector, scale)` is their product, which is then multiplied out on the way.
-        """
-        return torch.zeros_like(outputs)
 
     def correction(self, local: Local) -> Correction | None:
         """How the descent direction is corrected in every step of this round; None if `direction` does it."""
@@ -193,17 +200,11 @@ class Mechanism:
     def finish(self, server: Server) -> None:
         """Refresh references and scalars; `server.w` is the new model, `server.step` what led to it."""
 
+    def deliver(self, server: Server) -> Tensor:
+        """Name the vector that is tested, measured and saved."""
+        return server.w
+
 
 def overrides(mechanism: Mechanism, hook: str) -> bool:
     """Whether a mechanism has its own version of a hook."""
     return getattr(type(mechanism), hook) is not getattr(Mechanism, hook)
-
-
-def knows_loss_gradient(mechanism: Mechanism) -> bool:
-    """Whether its loss comes with its gradient: not where a subclass has another loss alone."""
-    for kind in type(mechanism).__mro__[:-1]:
-        if kind is not Mechanism and "loss_gradient" in vars(kind):
-            return True
-        if "loss" in vars(kind):
-            break
-    return False

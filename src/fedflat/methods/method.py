@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ import torch
 
 from ..errors import FedflatError
 from .checks import named
-from .mechanism import Contract, Mechanism, registry
+from .mechanism import STAGES, Contract, Mechanism, overrides, registry
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Method:
         self._check_writers()
         self._check_readers()
         self._check_order()
+        self._check_delivery()
 
     def __str__(self) -> str:
         """The composition, as it can be written on the command line."""
@@ -138,16 +140,26 @@ class Method:
 
     def _check_order(self) -> None:
         """Orders that would silently mean something else are refused."""
-        names = [m.name for m in self.mechanisms]
-        for position, (mechanism, contract) in enumerate(zip(self.mechanisms, self.contracts, strict=True)):
-            earlier, later = names[:position], names[position + 1 :]
-            pairs = [(name, mechanism.name) for name in later if name in contract.after]
-            pairs += [(mechanism.name, name) for name in earlier if name in contract.before]
-            for first, second in pairs:
-                raise FedflatError(
-                    f"Method '{self.name}': {second} must come after {first}, "
-                    f"otherwise it would mean something else. Write {first} first."
-                )
+        for phase, stages in STAGES.items():
+            staged = [
+                (stages.index(contract.stage[phase]), mechanism.name)
+                for mechanism, contract in zip(self.mechanisms, self.contracts, strict=True)
+                if phase in contract.stage
+            ]
+            for (stage, name), (later, other) in itertools.pairwise(staged):
+                if stage > later:
+                    raise FedflatError(
+                        f"Method '{self.name}': {name} must come after {other}, otherwise it would mean something "
+                        f"else: {stages[later]} comes before {stages[stage]}. Write {other} first."
+                    )
+
+    def _check_delivery(self) -> None:
+        """One vector is tested, measured and saved."""
+        names = [m.name for m in self.mechanisms if overrides(m, "deliver")]
+        if len(names) > 1:
+            raise FedflatError(
+                f"Method '{self.name}': {names[0]} and {names[1]} both name the vector to deliver. Keep one of them."
+            )
 
 
 def _contract(mechanism: Mechanism) -> Contract:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -221,6 +221,18 @@ class Server:
         """Let a person know something of how the run goes, in `finish`: it is said as a warning, and logged."""
         self.notices.append(sentence)
 
+    def rate_sum(self, upload: Upload) -> float:
+        """`Σ_k η_k` over a client's local steps."""
+        return self._rate_sum(self.lr, upload.steps)
+
+    @property
+    def delivered(self) -> Tensor:
+        """The vector that is tested, measured and saved: w, unless a mechanism names another."""
+        for mechanism in self.method.mechanisms:
+            if overrides(mechanism, "deliver"):
+                return vector_like(mechanism, "deliver", mechanism.deliver(self), self.w)
+        return self.w
+
     def weight(self, upload: Upload) -> float:
         """The weight of an upload in the average, before division by `total_weight`."""
         return self.weigh(upload.samples)
@@ -232,9 +244,11 @@ class Server:
 
     # -- the round ---------------------------------------------------------------------------------
 
-    def open(self, round: int, lr: float) -> None:
-        """Begin a round."""
-        self.round, self.lr = round, lr
+    def open(
+        self, round: int, lr: float, rate_sum: Callable[[float, int], float] = lambda lr, steps: lr * steps
+    ) -> None:
+        """Begin a round; `rate_sum` is `Σ_k η_k` of so many local steps, where the rate changes within a round."""
+        self.round, self.lr, self._rate_sum = round, lr, rate_sum
         self.accepted = 0
         self._heard: set[int] = set()
         self.clipped: list[str] = []

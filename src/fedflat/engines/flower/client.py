@@ -21,6 +21,7 @@ from ...core.flat import FlatModel
 from ...core.messages import Download, Upload
 from ...data.federation import Federation
 from ...errors import FedflatError
+from ...methods.mechanism import overrides
 from ...methods.mechanisms import PrivateUploads
 from ...methods.text import as_method
 from ...models import build_model
@@ -159,7 +160,7 @@ class _Worker:
         state, anew = self._state(kept, order)
         download = _download(content, order, training, round)
         with _explained_here("Its secret cannot be read."):
-            secret = training.local.secret = node_secret(home)
+            secret = training.secret = node_secret(home)
         with _explained_here("Its training failed."):
             upload = take_part(training, client, data, download, state, terms.report)
         with _explained_here("Its state cannot be kept."):
@@ -244,7 +245,7 @@ def _download(content: RecordDict, order: ConfigRecord, training: ClientRound, r
 def _tell(upload: Upload, training: ClientRound, kept: KeptState, reply: Reply) -> None:
     """Say in the node's log what was done, and name everything that leaves."""
     place = f"client {upload.client}, round {upload.round}"
-    for mechanism in training.leaves:
+    for mechanism in (m for m in training.method.mechanisms if overrides(m, "leave")):
         zeroed = training.local.memo.get(mechanism)
         if isinstance(mechanism, PrivateUploads) and zeroed:
             count = kept.count_zeroed(len(zeroed))

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...client.optimisers import LocalSGD
+from ...client.optimisers import LocalOptimiser, LocalSGD
 from ...client.round import ClientRound
 from ...core.flat import FlatModel
 from ...data.federation import Federation
@@ -189,7 +189,7 @@ def _reply(
     server.open(0, local.lr)
     download = server.download(0)
     training = ClientRound(flat, method, local, F.cross_entropy, 0, buffers)
-    key = training.local.secret = bytes([secret]) * 32
+    key = training.secret = bytes([secret]) * 32
     upload = take_part(training, 0, _samples(data), download, {}, report)
     order: dict[str, dict[str, object]] = {
         "order": {"round": 0, "lr": download.lr},
@@ -204,7 +204,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def steps_tell(local: LocalSGD) -> bool:
+def steps_tell(local: LocalOptimiser) -> bool:
     """Whether the number of steps tells the number of samples."""
     return local.steps is None and local.batch_size is not None
 

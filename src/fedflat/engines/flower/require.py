@@ -9,6 +9,7 @@ from typing import Any
 from ...client.round import ClientRound
 from ...core.parameters import check_parameters, number
 from ...errors import FedflatError, nearest
+from ...methods.mechanism import overrides
 from ...methods.mechanisms import PrivateUploads
 from .privacy import leaving_buffers, steps_tell
 
@@ -85,7 +86,7 @@ class Require:
         found = []
         if "samples" in withheld and not private:
             found.append("the number of samples would leave.")
-        if "samples" in withheld and steps_tell(training.sgd):
+        if "samples" in withheld and steps_tell(training.optimiser):
             found.append("the number of steps would tell the number of samples: steps, not epochs.")
         if "loss" in withheld and not private:
             found.append("the training loss would leave.")
@@ -98,7 +99,8 @@ class Require:
 
 def _noise_of(training: ClientRound) -> PrivateUploads | None:
     """The mechanism whose hands an upload leaves; one that others come after hides nothing for certain."""
-    last = training.leaves[-1] if training.leaves else None
+    leaving = [m for m in training.method.mechanisms if overrides(m, "leave")]
+    last = leaving[-1] if leaving else None
     return last if type(last) is PrivateUploads else None
 
 

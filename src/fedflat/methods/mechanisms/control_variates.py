@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from ..mechanism import Contract, Correction, Mechanism
-from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
-    from ...client.step import Local
+    from ...client.local import Local
     from ...core.messages import Upload
     from ...server.server import Server
+
+
+STAGE = {"direction": "correct", "combine": "correct"}
 
 
 class ControlVariates(Mechanism):
@@ -25,7 +27,9 @@ class ControlVariates(Mechanism):
 
     def contract(self) -> Contract:
         """`c` down, `c_i⁺ − c_i` up, `c_i` kept by the client."""
-        return Contract(client=("control",), down=("control",), up=("control",), after=BLENDS)
+        return Contract(
+            client=("control",), down=("control",), up=("control",), mean_gradient=True, stage=STAGE
+        )
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
         """`c = 0`."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.flat import inverse_norm
+from ...core.flat import axpy_, inverse_norm
 from ...core.parameters import choice, number
 from ..mechanism import Contract, Correction, Mechanism
-from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
-    from ...client.step import Local, Step
+    from ...client.local import Local
+    from ...client.step import Step
     from ...core.messages import Upload
     from ...server.server import Server
 
@@ -32,7 +32,7 @@ class DualCorrection(Mechanism):
 
     def contract(self) -> Contract:
         """`u_i` kept by the client; nothing more travels."""
-        return Contract(client=("dual",), after=(*BLENDS, "control-variates"))
+        return Contract(client=("dual",), stage={"direction": "correct", "combine": "correct"})
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
         """`u = 0`."""
@@ -87,4 +87,4 @@ class DynamicRegulariser(DualCorrection):
         assert dual is not None
         dual.apply(d, step.w)
         offset = torch.sub(step.w, step.local.start, out=step.local.scratch("w − start"))
-        d.add_(offset, alpha=0.5 / self.beta * inverse_norm(offset))
+        axpy_(d, offset, 0.5 / self.beta * inverse_norm(offset))

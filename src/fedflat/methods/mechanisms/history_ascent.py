@@ -13,7 +13,7 @@ from ...core.parameters import choice, number
 from ..mechanism import Contract, Mechanism, Move
 
 if TYPE_CHECKING:
-    from ...client.step import Local
+    from ...client.local import Local
     from ...server.server import Server
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.flat import inverse_norm, inverse_norm_of
+from ...core.flat import axpy, inverse_norm
 from ...core.parameters import number
 from ..mechanism import Contract, Mechanism
 
@@ -38,7 +38,7 @@ class InterpolatedAscent(Mechanism):
 
     def contract(self) -> Contract:
         """w̃ and c travel down; one more pass."""
-        return Contract(down=("perturbed", "c"), forward=1, backward=1, after=("nesterov-momentum",))
+        return Contract(down=("perturbed", "c"), forward=1, backward=1, stage={"shift": "ascend"})
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor | float | None]:
         """No perturbed model and no history yet; `divergence` is D, there to choose a threshold by."""
@@ -49,12 +49,12 @@ class InterpolatedAscent(Mechanism):
         c, perturbed = step.local.received["c"], step.local.received.get("perturbed")
         if c == 1.0 and perturbed is not None:  # the fixed point w̃, wherever the client's own ascent leads
             step.move(torch.sub(perturbed, step.point, out=step.local.scratch("w̃ − w")))
-            step.spare(forward=1, backward=1)
+            step.skip(forward=1, backward=1)
             return
-        gradient = step.gradient_pieces()
+        gradient = step.gradient()
         if perturbed is not None and c:
             step.move(torch.sub(perturbed, step.point, out=step.local.scratch("w̃ − w")), c)
-        step.move_pieces(gradient, (1.0 - c) * self.rho * inverse_norm_of(gradient))
+        step.move(gradient, (1.0 - c) * self.rho * inverse_norm(gradient))
 
     def receive(self, server: Server, upload: Upload) -> None:
         """How far this client went."""
@@ -78,4 +78,4 @@ class InterpolatedAscent(Mechanism):
                 "may fail. Choose a threshold near D, which is recorded as 'divergence', or train in fewer and "
                 "smaller local steps."
             )
-        server["perturbed"] = torch.sub(server.w, server.step, alpha=rho * inverse_norm(server.step))
+        server["perturbed"] = axpy(server.w, server.step, -rho * inverse_norm(server.step))

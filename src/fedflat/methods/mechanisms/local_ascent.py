@@ -9,10 +9,10 @@ from torch import Tensor
 from ...core.flat import inverse_norm
 from ...core.parameters import number
 from ..mechanism import Contract, Correction, Mechanism
-from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
-    from ...client.step import Local, Step
+    from ...client.local import Local
+    from ...client.step import Step
 
 
 class LocalAscent(Mechanism):
@@ -28,18 +28,13 @@ class LocalAscent(Mechanism):
 
     def contract(self) -> Contract:
         """One more forward and backward pass per step; mixing comes before any correction."""
-        corrections = (*BLENDS, "control-variates", "dual-correction", "dynamic-regulariser", "proximal")
-        return Contract(
-            forward=1,
-            backward=1,
-            after=("nesterov-momentum",),
-            before=corrections if self.mix != 1.0 else (),
-        )
+        stage = {"shift": "ascend"} | ({} if self.mix == 1.0 else {"direction": "mix"})
+        return Contract(forward=1, backward=1, stage=stage)
 
     def shift(self, step: Step) -> None:
         """Move the point uphill."""
         if self.mix == 1.0:
-            step.climb(self.rho, self.normalize)
+            step.ascend(self.rho, self.normalize)
             return
         gradient = step.local.scratch(f"{self.name}: the first gradient").copy_(step.gradient())
         step.local.memo[self] = gradient
@@ -65,15 +60,17 @@ class AdaptiveAscent(Mechanism):
 
     def contract(self) -> Contract:
         """One more forward and backward pass per step."""
-        return Contract(forward=1, backward=1, after=("nesterov-momentum",))
+        return Contract(forward=1, backward=1, stage={"shift": "ascend"})
 
     def begin(self, local: Local) -> None:
-        """Note which parameters are weights."""
-        local.memo[self] = tuple(is_weight(name) for name in local.model.names)
+        """Mark the entries of weights."""
+        local.memo[self] = local.layout.mask(is_weight)
 
     def shift(self, step: Step) -> None:
         """Move the point uphill, far where weights are large."""
-        step.climb_stretched(self.rho, self.eta, step.local.memo[self])
+        scale = 1.0 + step.local.memo[self] * (step.w.abs() + (self.eta - 1.0))
+        gradient = step.gradient().mul_(scale)
+        step.move(gradient * scale, self.rho * inverse_norm(gradient))
 
 
 def is_weight(name: str) -> bool:

@@ -9,7 +9,7 @@ from ...core.parameters import number
 from ..mechanism import Contract, Mechanism, Move
 
 if TYPE_CHECKING:
-    from ...client.step import Local
+    from ...client.local import Local
 
 
 class MomentumAscent(Mechanism):

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.flat import SMALLEST_NORM, cosine, length_of_own
+from ...core.flat import cosine, inverse_norm
 from ...core.parameters import choice, number
 from ..mechanism import Contract, Correction, Mechanism
 
 if TYPE_CHECKING:
-    from ...client.step import Local, Step
+    from ...client.local import Local
+    from ...client.step import Step
     from ...core.messages import Upload
     from ...server.server import Server
-
-BLENDS = ("momentum-blend", "personal-blend")
-"""These scale the gradient, so corrections that must not be scaled stand after them."""
 
 
 class MomentumBlend(Mechanism):
@@ -32,7 +30,7 @@ class MomentumBlend(Mechanism):
 
     def contract(self) -> Contract:
         """`g` travels down."""
-        return Contract(down=("gradient",), after=("adaptive-weight",))
+        return Contract(down=("gradient",), mean_gradient=True, stage={"direction": "blend"})
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
         """`g = 0`, gradient-signed."""
@@ -45,7 +43,7 @@ class MomentumBlend(Mechanism):
 
     def receive(self, server: Server, upload: Upload) -> None:
         """Sum the weighted pseudo-gradients."""
-        scale = -1.0 / (upload.steps * server.lr)
+        scale = -1.0 / server.rate_sum(upload)
         server.add("gradient", upload.update, server.weight(upload) * scale)
 
     def finish(self, server: Server) -> None:
@@ -64,7 +62,12 @@ class PersonalBlend(MomentumBlend):
 
     def contract(self) -> Contract:
         """`g_k` travels down."""
-        return Contract(each=("gradient",), server_per_client=("corrector",), after=("adaptive-weight",))
+        return Contract(
+            each=("gradient",),
+            server_per_client=("corrector",),
+            mean_gradient=True,
+            stage={"direction": "blend"},
+        )
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
         """`g = 0`, `c = 0`."""
@@ -81,7 +84,7 @@ class PersonalBlend(MomentumBlend):
         """Eq. 5, with the c that was used this round."""
         super().receive(server, upload)
         # c − G_k, since the pseudo-gradient is the update turned round and divided
-        excess = torch.add(server.vector("corrector"), upload.update, alpha=1.0 / (upload.steps * server.lr))
+        excess = torch.add(server.vector("corrector"), upload.update, alpha=1.0 / server.rate_sum(upload))
         server.add("corrector", excess, -1.0)
         old = server.of(upload.client).get("corrector")
         new = excess.neg_() if old is None else torch.sub(old, excess, out=excess)
@@ -110,10 +113,9 @@ class TargetAscent(Mechanism):
         if step.index == 0:
             return
         local = step.local
-        target, _ = step.room()
+        target = local.scratch("target")
         torch.add(local.start, local.received["gradient"], alpha=step.index, out=target).sub_(step.w)
-        length = length_of_own(target)
-        step.move(target, self.rho / length if length > SMALLEST_NORM else 0.0)
+        step.move(target, self.rho * inverse_norm(target))
 
 
 class AdaptiveWeight(Mechanism):

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ...core.parameters import number
 from ...core.randomness import key
-from ...storage.vector_file import memory
 from ..mechanism import Mechanism
 
 if TYPE_CHECKING:
-    from ...client.step import Local
+    from ...client.local import Local
     from ...core.messages import Upload
 
 
@@ -77,5 +76,5 @@ def _generator(local: Local, name: str, vector: Tensor) -> np.random.Generator:
         )
     place = f"{name}:{local.client}:{local.round}:".encode()
     digest = hashlib.blake2b(place, key=local.secret, digest_size=16)
-    digest.update(memory(vector))
+    digest.update(vector.detach().cpu().contiguous().numpy().tobytes())
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest.digest(), "little")))

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from ...core.parameters import number
 from ..mechanism import Contract, Correction, Mechanism
-from .momentum_blend import BLENDS
 
 if TYPE_CHECKING:
-    from ...client.step import Local
+    from ...client.local import Local
 
 
 class Proximal(Mechanism):
@@ -19,7 +18,7 @@ class Proximal(Mechanism):
 
     def contract(self) -> Contract:
         """Nothing travels, nothing is kept."""
-        return Contract(after=(*BLENDS, "control-variates"))
+        return Contract(stage={"direction": "pull"})
 
     def correction(self, local: Local) -> Correction:
         """Pull back."""

@@ -12,10 +12,8 @@ from ...core.parameters import number
 from ..mechanism import Contract, Mechanism, Move
 
 if TYPE_CHECKING:
-    from ...client.step import Local
+    from ...client.local import Local
     from ...server.server import Server
-
-_CORRECTIONS = ("control-variates", "dual-correction", "dynamic-regulariser")
 
 
 class ServerMomentum(Mechanism):
@@ -29,7 +27,7 @@ class ServerMomentum(Mechanism):
 
     def contract(self) -> Contract:
         """Nothing travels: m stays at the server."""
-        return Contract(after=_CORRECTIONS)
+        return Contract(stage={"combine": "momentum"})
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
         """`m = 0`, descent-signed."""
@@ -51,7 +49,7 @@ class NesterovMomentum(ServerMomentum):
 
     def contract(self) -> Contract:
         """`m` travels down."""
-        return Contract(down=("momentum",), after=_CORRECTIONS)
+        return Contract(down=("momentum",), stage={"shift": "extrapolate", "combine": "momentum"})
 
     def steady_shift(self, local: Local) -> Move:
         """Look where the momentum leads."""

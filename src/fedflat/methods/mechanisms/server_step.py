@@ -20,15 +20,7 @@ class ServerStep(Mechanism):
 
     def contract(self) -> Contract:
         """It scales the whole step, so it comes last."""
-        return Contract(
-            after=(
-                "dual-correction",
-                "dynamic-regulariser",
-                "server-momentum",
-                "nesterov-momentum",
-                "look-ahead-momentum",
-            )
-        )
+        return Contract(stage={"combine": "scale"})
 
     def combine(self, server: Server, update: Tensor) -> Tensor:
         """Scale."""

@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.flat import Pieces, inverse_norm
+from ...core.flat import Scalar, axpy, axpy_, inverse_norm
 from ...core.parameters import number
 from ..mechanism import Contract, Mechanism
 
 if TYPE_CHECKING:
-    from ...client.step import Local, Step
+    from ...client.local import Local
+    from ...client.step import Step
     from ...core.messages import Upload
     from ...server.server import Server
 
 
 @dataclass
 class _Steps:
-    """What a client's steps change, each vector whole and as one tensor per parameter."""
+    """What a client's steps change."""
 
     offset: Tensor
     """`μ_i + s`"""
-    offset_pieces: Pieces
     own: Tensor
     """ŝ before it is scaled to length"""
-    own_pieces: Pieces
-    length: float = 0.0
+    length: Scalar = 0.0
     """what ŝ is scaled by"""
 
 
@@ -50,7 +49,7 @@ class SharedPerturbation(Mechanism):
             up=("perturbation",),
             forward=1,
             backward=1,
-            after=("nesterov-momentum",),
+            stage={"shift": "ascend"},
         )
 
     def server_state(self, w: Tensor) -> Mapping[str, Tensor]:
@@ -60,18 +59,14 @@ class SharedPerturbation(Mechanism):
     def begin(self, local: Local) -> None:
         """Only `μ_i + s` is needed in the steps."""
         offset = local.kept("multiplier") + local.received["perturbation"]
-        own = local.scratch("own perturbation")
-        local.memo[self] = _Steps(offset, local.model.split(offset), own, local.model.split(own))
+        local.memo[self] = _Steps(offset, local.scratch("own perturbation"))
 
     def shift(self, step: Step) -> None:
         """The client's best perturbation, given what the others agreed on."""
         steps: _Steps = step.local.memo[self]
-        for gradient, offset, own in zip(
-            step.gradient_pieces(), steps.offset_pieces, steps.own_pieces, strict=True
-        ):
-            torch.sub(gradient, offset, out=own)
+        torch.sub(step.gradient(), steps.offset, out=steps.own)
         steps.length = self.rho * inverse_norm(steps.own)
-        steps.offset.add_(steps.own, alpha=steps.length).sub_(step.local.received["perturbation"])
+        axpy_(steps.offset, steps.own, steps.length).sub_(step.local.received["perturbation"])
         step.move(steps.own, steps.length)
 
     def end(self, local: Local) -> Mapping[str, Tensor]:
@@ -79,7 +74,7 @@ class SharedPerturbation(Mechanism):
         steps: _Steps = local.memo[self]
         multiplier = steps.offset - local.received["perturbation"]
         local.state["multiplier"] = multiplier
-        return {"perturbation": torch.sub(multiplier, steps.own, alpha=steps.length)}
+        return {"perturbation": axpy(multiplier, steps.own, -steps.length)}
 
     def receive(self, server: Server, upload: Upload) -> None:
         """Sum without weights; only the direction of the mean matters."""

@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.parameters import choice, number
+from ...core.pull import Pull
 from ...errors import FedflatError
-from ..mechanism import Contract, Mechanism, Move
+from ..mechanism import Contract, Mechanism
 
 if TYPE_CHECKING:
-    from ...client.step import Local, Step
+    from ...client.local import Local
+    from ...client.step import Step
     from ...server.server import Server
 
 
@@ -48,13 +50,13 @@ class Distilling:
         weighed = taught * (-self.gamma * self.tau**2 / rows)
         return torch.dot(weighed.reshape(-1), log_probabilities.reshape(-1))
 
-    def pull(self, taught: Tensor, logits: Tensor) -> Move:
-        """The gradient of that for the logits, `γ τ ( softmax(z/τ) − taught )`, a mean too."""
+    def pull(self, taught: Tensor, logits: Tensor) -> Pull:
+        """`γ τ ( softmax(z/τ) − taught )`, a mean over the batch: the gradient of `distil` for the logits."""
         if is_single(logits):
             away = torch.sigmoid(logits * (1.0 / self.tau)).sub_(taught)
-            return away, self.gamma * self.tau / logits.numel()
+            return Pull(away, self.gamma * self.tau / logits.numel())
         rows = logits.numel() // logits.shape[-1]
-        return torch.softmax(logits * (1.0 / self.tau), -1).sub_(taught), self.gamma * self.tau / rows
+        return Pull(torch.softmax(logits * (1.0 / self.tau), -1).sub_(taught), self.gamma * self.tau / rows)
 
 
 class TrajectoryLoss(Distilling, Mechanism):
@@ -75,13 +77,9 @@ class TrajectoryLoss(Distilling, Mechanism):
         """`e = w⁰`."""
         return {"ema": w.clone()}
 
-    def loss(self, step: Step, outputs: Tensor) -> Tensor:
-        """Distil from the average model on the same batch."""
-        return self.distil(step.outputs_at(step.local.received["ema"], self.soften), outputs)
-
-    def loss_gradient(self, step: Step, outputs: Tensor) -> Move:
-        """The pull towards the average model's predictions."""
-        return self.pull(step.outputs_at(step.local.received["ema"], self.soften), outputs)
+    def loss(self, step: Step, outputs: Tensor) -> Pull:
+        """Pull towards the average model's predictions on the step's batch."""
+        return self.pull(step.teacher(step.local.received["ema"], self.soften), outputs.detach())
 
     def finish(self, server: Server) -> None:
         """The moving average takes in the new model."""
@@ -116,13 +114,9 @@ class OwnTrajectoryLoss(Distilling, Mechanism):
             old = local.received["initial"] if self.first == "initial" else local.start
         local.state["ema"] = torch.lerp(old, local.start, 1.0 - self.alpha)
 
-    def loss(self, step: Step, outputs: Tensor) -> Tensor:
-        """Distil from the client's average model on the same batch."""
-        return self.distil(step.outputs_at(step.local.state["ema"], self.soften), outputs)
-
-    def loss_gradient(self, step: Step, outputs: Tensor) -> Move:
-        """The pull towards the average model's predictions."""
-        return self.pull(step.outputs_at(step.local.state["ema"], self.soften), outputs)
+    def loss(self, step: Step, outputs: Tensor) -> Pull:
+        """Pull towards the predictions of the client's average model on the step's batch."""
+        return self.pull(step.teacher(step.local.state["ema"], self.soften), outputs.detach())
 
 
 class NotTrueDistillation(Distilling, Mechanism):
@@ -146,7 +140,7 @@ class NotTrueDistillation(Distilling, Mechanism):
                 "is one of those, whose probability is always 1, and nothing to compare: use fedavg, which is what "
                 "is left, or fedgmt, which distils both classes."
             )
-        teacher = step.outputs_at(step.local.start)
+        teacher = step.teacher(step.local.start)
         others = without_true_class(outputs, step.targets)
         return self.distil(self.soften(without_true_class(teacher, step.targets)), others)
 
