@@ -12,14 +12,14 @@ upload w − start
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, reduce
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..core.buffers import Unsent
 from ..core.evaluation import LossFunction
-from ..core.flat import Flat, FlatModel, axpy_, clip_
+from ..core.flat import Flat, FlatModel, clip_
 from ..core.messages import Download, Upload
 from ..core.randomness import torch_seeded
 from ..data.federation import Shard
@@ -34,14 +34,14 @@ from ..methods.checks import (
     check_upload,
     in_place,
     named,
-    one_move,
     training_failed,
 )
-from ..methods.mechanism import Correction, Mechanism, Move, overrides
+from ..methods.mechanism import Mechanism, overrides
 from ..methods.method import Method
 from .batches import batches
 from .local import Local
 from .optimisers import LocalOptimiser
+from .plan import Plan
 from .step import Step
 from .teachers import Passes, Teacher, Transform
 
@@ -72,17 +72,13 @@ class ClientRound:
         """a node's, in a real federation"""
         self.initial_buffers = model.read_buffers()
         self._unsent = Unsent(model.module)
-        self.terms = self._with("loss")
-        self._shifting, self._correcting = (
-            self._with("shift", "steady_shift"),
-            self._with("direction", "correction"),
-        )
+        self.terms = self._having("loss")
         self.oracle = make_oracle(oracle, model, loss)
         self._rule = optimiser.rule(model.vector)
         # The model's own vector is the iterate. Where the point is shifted, the iterate lies beside it, and that
         # vector is where the point goes: nothing is ever restored.
         self.away = model.layout.flat(model.vector)
-        self.w = model.layout.empty() if self._shifting else self.away
+        self.w = model.layout.empty() if self._having("shift", "steady_shift") else self.away
         self.passes = Passes()
         self._teachers: dict[tuple[int, Transform | None], Teacher] = {}
         self._step: Step | None = None
@@ -93,113 +89,65 @@ class ClientRound:
         shard: Shard,
         download: Download,
         state: dict[str, Tensor],
-        on_step: Callable[[Step], None] | None = None,
+        on_step: Callable[[Step], None] = lambda step: None,
     ) -> Upload:
         """Run the whole round of one client; `on_step` is called after every local step."""
+        local = self._receive(client, shard, download, state)
+        given = Untouched(**download.values, **{f"local.state['{n}']": v for n, v in local.state.items()})
         try:
             with torch_seeded(self.seed, "model", download.round, client):
-                return self._run(client, shard, download, state, on_step)
+                loss = self._train(local, shard, on_step)
+                upload = self._upload(local, loss)
         except FedflatError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError) as problem:
             raise training_failed(problem, client, download.round, self._step) from problem
         finally:
             self.model.stand_on(self.away)
+        given.check("what is received or kept is read by others too: make a new vector of it")
+        return upload
 
-    def _run(
-        self,
-        client: int,
-        shard: Shard,
-        download: Download,
-        state: dict[str, Tensor],
-        on_step: Callable[[Step], None] | None,
-    ) -> Upload:
-        local = self._receive(client, shard, download, state)
-        read = Untouched(**download.values, **{f"local.state['{n}']": v for n, v in local.state.items()})
-        for mechanism in self._with("begin"):
+    def _train(self, local: Local, shard: Shard, on_step: Callable[[Step], None]) -> float:
+        """Take the local steps; the mean loss."""
+        for mechanism in self._having("begin"):
             mechanism.begin(local)
-        corrections = [(m, m.correction(local)) for m in self._correcting]
-        moves = self._moves(local)
-        folded = self._folded(corrections)
-        if folded is not None and moves and not self.terms and all(move is not None for _, move in moves):
-            folded, moves = self._carry(local, folded, moves), []
+        plan = Plan.of(local, self.method.mechanisms, self.optimiser)
         rates = self.optimiser.rates(local.lr, local.steps)
-        losses = torch.zeros_like(download.start[0])
-        drawn = batches(shard, self.optimiser.batch_size, local.steps, self.seed, local.round, client)
+        losses = torch.zeros_like(local.start[0])
+        drawn = batches(shard, self.optimiser.batch_size, local.steps, self.seed, local.round, local.client)
         for index, batch in enumerate(drawn):
             step = self._step = Step(self, index, batch)
-            if moves:
-                self._shift(step, moves)
+            for mechanism, move in plan.moves:
+                if move is not None:
+                    step.move(*move)
+                else:
+                    in_place(mechanism, "shift", MOVE, self.w.vector, step)
             gradient = step.differentiate()
             losses += gradient.loss
-            if folded is not None:
-                self._descend(gradient, folded, rates[index])
+            if plan.folded is not None:  # w ← w − η (scale·g + pull·w + Σ weight·vector)
+                lr, folded = rates[index], plan.folded
+                gradient.add_to(self.w, -lr * folded.scale, -lr * folded.pull)
+                for vector, weight in folded.vectors:
+                    self.w.vector.add_(vector, alpha=-lr * weight)
             else:
-                self._correct(step, gradient, corrections)
+                self._correct(step, gradient, plan)
                 self._rule.step(self.w.vector, self.direction.vector, rates[index], index)
-            if on_step is not None:
-                on_step(step)
-        return self._upload(local, losses.item() / local.steps, read)
+            on_step(step)
+        return losses.item() / local.steps
 
-    # -- a step ------------------------------------------------------------------------------------
-
-    def _shift(self, step: Step, moves: list[tuple[Mechanism, Move | None]]) -> None:
-        """Go from the iterate to the point."""
-        for mechanism, move in moves:
-            if move is not None:
-                step.move(*move)
-            else:
-                in_place(mechanism, "shift", MOVE, self.w.vector, step)
-
-    def _descend(self, gradient: Gradient, correction: Correction, lr: float) -> None:
-        """`w ← w − η (scale·g + pull·w + Σ weight·vector)`."""
-        gradient.add_to(self.w, -lr * correction.scale, -lr * correction.pull)
-        for vector, weight in correction.vectors:
-            self.w.vector.add_(vector, alpha=-lr * weight)
-
-    def _correct(
-        self, step: Step, gradient: Gradient, corrections: list[tuple[Mechanism, Correction | None]]
-    ) -> None:
+    def _correct(self, step: Step, gradient: Gradient, plan: Plan) -> None:
         """Make the gradient the direction d."""
         optimiser, d = self.optimiser, self.direction.vector
         gradient.write(self.direction)
         if optimiser.clip_norm is not None and optimiser.clip_stage == "gradient":
             clip_(d, optimiser.clip_norm)
-        for mechanism, correction in corrections:
+        for mechanism, correction in plan.corrections:
             if correction is None:
                 in_place(mechanism, "direction", CHANGE, self.w.vector, step, d)
             else:
                 correction.apply(d, self.w.vector)
         if optimiser.clip_norm is not None and optimiser.clip_stage == "direction":
             clip_(d, optimiser.clip_norm)
-
-    # -- what is alike in every step ---------------------------------------------------------------
-
-    def _folded(self, corrections: list[tuple[Mechanism, Correction | None]]) -> Correction | None:
-        """Fold all corrections and weight decay into one, where they are alike in every step and SGD is plain."""
-        known = [correction for _, correction in corrections if correction is not None]
-        if len(known) < len(corrections) or not self.optimiser.folds:
-            return None
-        return reduce(Correction.then, known, Correction()).then(Correction(pull=self.optimiser.weight_decay))
-
-    def _moves(self, local: Local) -> list[tuple[Mechanism, Move | None]]:
-        """Find how the point is moved in every step of the round; None is by the hook `shift`."""
-        found = [(m, one_move(m, m.steady_shift(local), self.w.vector)) for m in self._shifting]
-        return [(m, move) for m, move in found if move is not None or overrides(m, "shift")]
-
-    def _carry(
-        self, local: Local, folded: Correction, moves: list[tuple[Mechanism, Move | None]]
-    ) -> Correction:
-        """Carry the iterate to the point `w + δ` once, where δ is alike in every step: steps from there are the same.
-
-        A pull goes to w itself, so it is taken off δ; `local.w` takes δ off again.
-        """
-        offset = torch.zeros_like(local.start)
-        for _, move in moves:
-            assert move is not None
-            axpy_(offset, *move)
-        local.carry(offset)
-        return folded.then(Correction(vectors=((offset, -folded.pull),) if folded.pull else ()))
 
     def teacher(self, vector: Tensor, then: Transform | None) -> Teacher:
         """Find the teacher with these weights."""
@@ -238,18 +186,17 @@ class ClientRound:
         self.passes, self._teachers, self._step = Passes(), {}, None
         return local
 
-    def _upload(self, local: Local, loss: float, read: Untouched) -> Upload:
+    def _upload(self, local: Local, loss: float) -> Upload:
         """End the round: what mechanisms keep and send."""
         local.update = local.moved()
         vectors: dict[str, Tensor] = {}
-        ends, leaves = self._with("end"), self._with("leave")
+        ends, leaves = self._having("end"), self._having("leave")
         # where a mechanism hides what leaves the client, nobody sees more than that
         trained = local.update.clone() if self.measured and ends and not leaves else None
         for mechanism in ends:
             vectors.update(named(mechanism, "end", mechanism.end(local)))
         if trained is not None and torch.equal(trained, local.update):
             trained = None
-        read.check("what is received or kept is read by others too: make a new vector of it")
         self._unsent.check()
         buffers = self.model.read_buffers()
         if self.buffers == "local" and buffers is not None:
@@ -284,6 +231,6 @@ class ClientRound:
         """Room for a gradient that a mechanism asks for."""
         return self.model.layout.empty()
 
-    def _with(self, *hooks: str) -> list[Mechanism]:
+    def _having(self, *hooks: str) -> list[Mechanism]:
         """The mechanisms that have one of these hooks, in order."""
         return [m for m in self.method.mechanisms if any(overrides(m, hook) for hook in hooks)]

@@ -94,10 +94,10 @@ class Dense:
         if not self._takes(inputs):
             return self._plain.gradient(point, inputs, targets, terms)
         if isinstance(point, Ascended) and not point.whole:
-            found = DenseGradient(self, point.rest, point.inputs, point.first_outputs())
+            found = DenseGradient(self, self.layers_at(point.rest), point.inputs, point.first_outputs())
         else:
-            x = inputs.flatten(1) if self._flattens else inputs
-            found = DenseGradient(self, point.flat, x, F.linear(x, *self.layer(point.flat, 0)))
+            x, layers = inputs.flatten(1) if self._flattens else inputs, self.layers_at(point.flat)
+            found = DenseGradient(self, layers, x, F.linear(x, *layers[0]))
         if not found.backward(targets, terms):
             self._by_hand = False
             return self._plain.gradient(point, inputs, targets, terms)
@@ -129,14 +129,14 @@ class Dense:
         if not self._takes(inputs):
             return self._plain.outputs(w, inputs)
         z = inputs.flatten(1) if self._flattens else inputs
-        for number in range(len(self.layers)):
-            z = F.linear(z.relu_() if number else z, *self.layer(w, number))
+        for number, layer in enumerate(self.layers_at(w)):
+            z = F.linear(z.relu_() if number else z, *layer)
         return z
 
-    def layer(self, at: Flat, number: int) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias of a layer at a point."""
-        weight, bias = self.layers[number]
-        return at.pieces[weight], None if bias is None else at.pieces[bias]
+    def layers_at(self, flat: Flat) -> list[tuple[Tensor, Tensor | None]]:
+        """The weight and the bias of every layer at a point."""
+        pieces = flat.pieces
+        return [(pieces[weight], None if bias is None else pieces[bias]) for weight, bias in self.layers]
 
     def ones(self, delta: Tensor) -> Tensor:
         """A one for every sample: a product with them is a sum, and adds to what is there."""
@@ -153,11 +153,13 @@ class DenseGradient:
 
     loss: Tensor
 
-    def __init__(self, oracle: Dense, at: Flat, x: Tensor, z: Tensor) -> None:
-        self._oracle, self._at, self.inputs, self.first = oracle, at, [x], z
-        for number in range(1, len(oracle.layers)):
+    def __init__(
+        self, oracle: Dense, layers: list[tuple[Tensor, Tensor | None]], x: Tensor, z: Tensor
+    ) -> None:
+        self._oracle, self._layers, self.inputs, self.first = oracle, layers, [x], z
+        for layer in layers[1:]:
             self.inputs.append(torch.relu(z))
-            z = F.linear(self.inputs[-1], *oracle.layer(at, number))
+            z = F.linear(self.inputs[-1], *layer)
         self._outputs = z
         self.deltas: list[Tensor] = []
         self.lift = z
@@ -176,7 +178,7 @@ class DenseGradient:
             delta, oracle.probed = added, True
         deltas = [delta]
         for number in range(len(oracle.layers) - 1, 0, -1):
-            delta = _relu_backward(delta @ oracle.layer(self._at, number)[0], self.inputs[number], 0)
+            delta = _relu_backward(delta @ self._layers[number][0], self.inputs[number], 0)
             deltas.append(delta)
         self.deltas = deltas[::-1]
         return True
@@ -195,10 +197,11 @@ class DenseGradient:
             self.write(oracle.room)
             add_with_pull([w.vector], [oracle.room.vector], scale, pull)
             return
+        ones = oracle.ones(self.deltas[0])
         for (weight, bias), delta, a in zip(oracle.layers, self.deltas, self.inputs, strict=True):
             w.pieces[weight].addmm_(delta.mT, a, alpha=scale)
             if bias is not None:
-                w.pieces[bias].addmv_(delta.mT, oracle.ones(delta), alpha=scale)
+                w.pieces[bias].addmv_(delta.mT, ones, alpha=scale)
 
     # -- the ascent past the first layer -----------------------------------------------------------
 
