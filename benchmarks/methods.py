@@ -24,11 +24,11 @@ from .workloads import WORKLOADS, Workload
 METHODS = tuple(name for name in bare.LOOPS if name != "fedavg")
 W1 = replace(WORKLOADS["W1"], clients=10)
 W2 = replace(WORKLOADS["W2"], clients=2, per_round=2)
-FULL = (("W1", W1, 40), ("W2", W2, 8))
+FULL = (("W1", W1, METHODS, 40), ("W2", W2, METHODS, 8))
 """and how many rounds"""
 QUICK = (
-    ("W1", replace(W1, clients=2, per_round=2, samples=300), 3),
-    ("W2", replace(W2, samples=50, epochs=2), 1),
+    ("W1", replace(W1, clients=2, per_round=2, samples=300), METHODS, 3),
+    ("W2", replace(W2, samples=100, epochs=2), ("fedsam",), 2),
 )
 WANTED = 0.90
 """the least speed in bare loops"""
@@ -37,10 +37,10 @@ WANTED = 0.90
 def measure(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
-    for label, work, rounds in QUICK if quick else FULL:
+    for label, work, names, rounds in QUICK if quick else FULL:
         say(f"{label}: preparing")
         batches, federation = bare.observe(work, "fedavg").batches, work.federation()
-        seconds = {name: compare(label, work, name, rounds, batches, federation) for name in METHODS}
+        seconds = {name: compare(label, work, name, rounds, batches, federation) for name in names}
         result[label] = {"steps": work.steps, "seconds": seconds}
     return result
 
