@@ -26,7 +26,7 @@ format: $(VENV)/tested  ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/measurable  ## measure everything and write benchmarks/README.md: about 80 minutes
+bench: $(VENV)/measurable  ## measure everything and write benchmarks/README.md: about an hour
 	$(BIN)/python -m benchmarks
 
 bench-quick: $(VENV)/measurable  ## the main parts with less of everything: under 3 minutes

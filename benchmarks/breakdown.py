@@ -1,10 +1,10 @@
 """Where the time of a local step goes, one thread, by PyTorch's profiler.
 
 Products are matrix products and convolutions, forward and backward: what no federated library can save. Sweeps go
-over vectors as long as the model: the step of SGD, and with SAM the gradient's norm and the move to the second point
-(for FedASAM also scaling by |w|). Other operations are activations, pooling, norms, the loss and the gathering of
-samples. What is left is Python and autograd's own bookkeeping. The time within operations is the profiler's, which
-makes short ones look longer; the whole step is timed without it, in turn, and shares are of that.
+over vectors as long as the model: the step of SGD, and with SAM the gradient's norm and the move to the second point.
+Other operations are activations, pooling, norms, the loss and the gathering of samples. What is left is Python and
+autograd's own bookkeeping. The time within operations is the profiler's, which makes short ones look longer; the
+whole step is timed without it, in turn, and shares are of that.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import fedflat as ff
-from fedflat.client.round import ClientRound
-from fedflat.core.allocator import keep_memory
-from fedflat.core.flat import FlatModel
-from fedflat.core.messages import Download
-from fedflat.models import build_model
 
 from .pace import Target, markdown, say
-from .workloads import WORKLOADS, Workload
+from .workloads import LR, WORKLOADS, Workload
 
 KINDS = {
     "products": ("aten::addmm", "aten::mm", "aten::bmm", "mkldnn", "convolution", "conv2d", "aten::linear"),
@@ -42,19 +36,18 @@ EPOCHS = {"W1": 10, "W2": 1, "W3": 1}
 """of a client, in one measurement"""
 REPEATS = 9
 
-SAM = ("fedsam", "mofedsam", "fedasam")
-"""whose sweeps are to be seen beside FedAvg's, where they weigh most"""
+METHODS = {"W1": ("fedavg", "fedsam", "fedgmt", "fedwmsam"), "W2": ("fedavg",), "W3": ("fedavg",)}
+"""other methods only where their sweeps and Python weigh most"""
 
 
 def measure(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
-    keep_memory()
     works = {name: replace(work, clients=1) for name, work in WORKLOADS.items()}
     found = {}
     for name, work in works.items():
         if name != "W1" and quick:
             continue
-        for method in ("fedavg", *(SAM if name == "W1" else ())):
+        for method in METHODS[name]:
             label = name if method == "fedavg" else f"{name}, {ff.METHODS[method]().name}"
             found[label] = shares(work, method, *((2, 1) if quick else (EPOCHS[name], REPEATS)))
     return found
@@ -63,28 +56,38 @@ def measure(quick: bool) -> dict[str, Any]:
 def shares(work: Workload, method: str, epochs: int, repeats: int) -> dict[str, Any]:
     """Milliseconds per step by kind, and without the profiler in all: medians."""
     say(f"{work.name}, {method}: profiling")
-    federation = work.federation().to(torch.float32)
-    model = FlatModel(build_model(work.model, federation, seed=0))
-    sgd = ff.LocalSGD(lr=0.01, epochs=epochs, batch_size=work.batch)
-    training = ClientRound(model, ff.METHODS[method](), sgd, F.cross_entropy, seed=0)
-    received = {name: torch.full_like(model.vector, 1e-6) for name in training.method.down}
-    download = Download(0, 0.01, model.vector.clone(), received, None)
-    steps = sgd.steps_for(len(federation.client(0)))
-
-    def client() -> float:
-        began = time.perf_counter()
-        training.run(0, federation.client(0), download, {})
-        return (time.perf_counter() - began) / steps * 1e3
-
-    client()
+    sgd = ff.LocalSGD(lr=LR, epochs=epochs, batch_size=work.batch)
+    steps = sgd.steps_for(work.samples)
     whole: list[float] = []
     kinds: dict[str, list[float]] = {kind: [] for kind in (*KINDS, OTHER)}
-    for _ in range(repeats):
-        whole.append(client())
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            client()
-        for kind, spent in by_kind(profiler).items():
-            kinds[kind].append(spent / steps)
+    profiler = profile(activities=[ProfilerActivity.CPU])
+    began = 0.0
+
+    def next_round(record: ff.RoundRecord) -> None:
+        """Rounds with and without the profiler take turns; the first two only warm up."""
+        nonlocal began, profiler
+        taken = time.perf_counter() - began
+        if record.index % 2:
+            profiler.stop()
+            if record.index > 1:
+                for kind, spent in by_kind(profiler).items():
+                    kinds[kind].append(spent / steps)
+        else:
+            if record.index > 1:
+                whole.append(taken / steps * 1e3)
+            profiler = profile(activities=[ProfilerActivity.CPU])
+            profiler.start()
+        began = time.perf_counter()
+
+    ff.train(
+        work.federation(),
+        work.model,
+        method,
+        local=sgd,
+        rounds=2 * (repeats + 1),
+        engine="inprocess",
+        on_round=next_round,
+    )
     return {"step": median(whole), "kinds": {kind: median(spent) for kind, spent in kinds.items()}}
 
 

@@ -1,4 +1,4 @@
-"""Contenders that take one round when asked, so that all of them are measured in turn, under the same conditions."""
+"""Contenders that take one round when asked, so that all of them are measured in turn, under equal conditions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import fedflat as ff
 from fedflat.core.allocator import keep_memory
 
 Steps = Callable[[int], None]
-"""Takes so many steps."""
+"""Takes a number of steps."""
 
 
 def say(text: str) -> None:
@@ -30,7 +30,7 @@ class _Enough(Exception):
 
 
 class Training:
-    """A training with fedflat that waits after every round until it is told to go on.
+    """A training with fedflat that waits after every round until it is told to continue.
 
     It runs in a thread of its own. Worker processes inherit the pipes of those that were started before: close
     trainings in reverse order, which `race` does.
@@ -42,7 +42,7 @@ class Training:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._ended = False
         self._problem: BaseException | None = None
-        keep_memory()  # before there is a thread, as where somebody trains without one
+        keep_memory()  # before there is a thread, as in a training without one
         arguments = {"federation": federation, "model": model, "method": method, "rounds": 10**9, **settings}
         self._thread = threading.Thread(target=self._run, kwargs=arguments, daemon=True)
         self._thread.start()

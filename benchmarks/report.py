@@ -16,7 +16,7 @@ PARTS = {
     "limit": "Against a bare PyTorch loop",
     "breakdown": "Where the time goes",
     "peers": "Against other libraries",
-    "methods": "Every method relative to FedAvg",
+    "methods": "Methods beside bare loops of their own",
     "memory": "Memory",
     "overhead": "Overhead of the engines",
     "engines": "A large model on every engine",
@@ -37,7 +37,7 @@ Written by `python -m benchmarks`; do not edit.
 
 | | |
 | --- | --- |
-| `make bench` | everything, about 80 minutes; makes an environment for every peer in `benchmarks/.venvs` |
+| `make bench` | everything, about an hour; makes an environment for every peer in `benchmarks/.venvs` |
 | `make bench-quick` | {quick} with less of everything, under 3 minutes; skips peers that are not installed |
 | `python -m benchmarks limit methods` | some parts: {parts} |
 
@@ -47,19 +47,17 @@ rounds differ: over the other's median). Seconds are medians. Data is random: ar
 show. All single measurements are in `results/latest.json`.
 """
 
-BY_TESTS = """The fourth target (the same bits from every engine, also when a worker is killed) and that states
-survive a crash are not measured but tested: `tests/`.
+BY_TESTS = """Not measured here but tested, in `tests/`: that all engines give equal bits, also when a worker is
+killed, and that clients' states survive a crash.
 
-Where a target is missed, *Where the time goes* has the reason. Most of a step is matrix products and convolutions.
-fedflat has fewer of them where it can (`fedflat/models/conv/winograd.py`), and no autograd
-between those of fully connected networks (`gradients/dense.py`); the rest every library pays alike. So a peer that
-occupies all cores with processes of its own, as pfl does under `torchrun`, is behind by autograd, by its overhead
-and by its model's layout, and by no more. FedASAM scales the gradient by |w|, entry by entry, so that it has two
-whole passes and five sweeps over vectors a step, where FedSAM is spared much of the largest layer. Products, other
-operations and the rest alone are twice FedAvg's step on W1: the limit leaves room for one sweep or two. Only one
-that does all five's work at once would fit; torch has none, and fedflat compiles nothing. What methods add to
-FedAvg's step weighs the more, the quicker that step is. Where a round is seldom repeated, as on W2, a ratio may be
-off by a tenth on a busy machine."""
+A method is compared with its own arithmetic, never with another method: a bare loop in plain PyTorch that takes the
+passes and the vector operations of that method and nothing else. A speed of 1 is a library that costs nothing. It can
+be exceeded where fedflat computes less than autograd does: fully connected networks are differentiated by hand
+(`gradients/dense.py`). Convolutions with fewer multiplications (`models/conv/`) are in the module, so that the bare
+loop has them too. Libraries are compared as their users run them, each with its own module, and there they count.
+
+Most of a step is matrix products and convolutions, which every library pays alike; *Where the time goes* has the
+shares. Where rounds are long and few, as on W2 and W3, a ratio may be off by a tenth on a busy machine."""
 
 
 def module(part: str) -> ModuleType:

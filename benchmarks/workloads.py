@@ -15,6 +15,8 @@ import torch
 import fedflat as ff
 from fedflat.data.augmentation import AUGMENTATIONS
 
+LR = 0.01
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -36,7 +38,7 @@ class Workload:
     @property
     def settings(self) -> dict[str, Any]:
         """For `ff.train`."""
-        sgd = ff.LocalSGD(lr=0.01, epochs=self.epochs, batch_size=self.batch)
+        sgd = ff.LocalSGD(lr=LR, epochs=self.epochs, batch_size=self.batch)
         return {"local": sgd, "participation": self.per_round}
 
     def federation(self) -> ff.Federation:

@@ -2,7 +2,7 @@
 
 A page is written by hand, but for the part between two comments: what the method is made of, what it costs, its
 parameters, the papers' values and what was measured here. That part, and the table of all methods, is made from
-`fedflat.METHODS`, from the papers' presets, and from the files in results/ and benchmarks/results/.
+`fedflat.METHODS`, from the papers' presets, and from the files in results/.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import inspect
 import json
 import re
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +75,7 @@ def facts(name: str) -> str:
         cost(method),
         parameters(name, method),
         papers(name),
-        measured(name, method),
+        measured(method),
     ]
     return "\n".join([BEGIN, "", *parts, END])
 
@@ -173,9 +172,8 @@ def plain(value: str) -> str:
     return value.removesuffix(".0")
 
 
-def measured(name: str, method: ff.Method) -> str:
-    lines = ["## Measured here", "", *accuracy(method), "", *speed(name), ""]
-    return "\n".join(lines)
+def measured(method: ff.Method) -> str:
+    return "\n".join(["## Measured here", "", *accuracy(method), ""])
 
 
 def accuracy(method: ff.Method) -> list[str]:
@@ -209,29 +207,6 @@ def spread(values: list[float]) -> str:
     """Percent: the mean, and the deviation over seeds if there are several."""
     mean = f"{100 * statistics.fmean(values):.2f}"
     return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.2f}"
-
-
-def speed(name: str) -> list[str]:
-    """Seconds a round relative to FedAvg, from benchmarks/results/latest.json."""
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.methods import ratios
-    from benchmarks.report import load
-
-    entry = load(quick=False).get("methods")
-    by_workload = ratios(entry["result"])[name] if entry else {}
-    if not by_workload:
-        return ["Seconds a round: not measured yet."]
-    unit = (
-        "Seconds a round"
-        if name == "fedavg"
-        else "Seconds a round, times FedAvg's (in brackets the quartiles)"
-    )
-    lines = [
-        f"{unit}, from the [benchmarks](../../benchmarks/README.md); W1 trains a small MLP, W2 a CNN:",
-        "",
-    ]
-    lines += ["| " + " | ".join(by_workload) + " |", "| " + " | ".join(["---:"] * len(by_workload)) + " |"]
-    return [*lines, "| " + " | ".join(str(value) for value in by_workload.values()) + " |"]
 
 
 # -- all methods -----------------------------------------------------------------------------------
