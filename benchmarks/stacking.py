@@ -104,7 +104,7 @@ def stacked_batches(case: Case, federation: ff.Federation, stack: int) -> list[t
 def without(case: Case, federation: ff.Federation, stack: int) -> Steps:
     batches = [list(federation.client(n).batches(case.batch)) for n in range(stack)]
     model = ff.FlatModel(case.module())
-    values = model.split(model.vector)
+    values = model.layout.split(model.vector)
 
     def take(steps: int) -> None:
         for client in range(stack):

@@ -40,8 +40,9 @@ from fedflat.engines.flower.nodes import Given, Nodes
 from fedflat.engines.flower.server import serve
 from fedflat.experiments.schema import Experiment
 from fedflat.server.aggregates import Middle
-from fedflat.server.server import RejectedUpload, Server
+from fedflat.server.server import Server
 from fedflat.server.shares import largest_weight
+from fedflat.server.uploads import RejectedUpload
 
 pytestmark = pytest.mark.filterwarnings("ignore:client:UserWarning")
 SIZES = [5, 40, 12, 30]

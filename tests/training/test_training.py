@@ -22,7 +22,8 @@ import fedflat as ff
 from fedflat.client.round import ClientRound
 from fedflat.core.messages import Download, Upload
 from fedflat.engines.inprocess import InProcess
-from fedflat.server.server import RejectedUpload, Server
+from fedflat.server.server import Server
+from fedflat.server.uploads import RejectedUpload
 
 STATEFUL = [
     "scaffold",

@@ -17,7 +17,8 @@ from ..core.messages import Upload
 from ..data.federation import Federation
 from ..errors import FedflatError
 from ..methods.text import MethodLike, as_method
-from ..server.server import RejectedUpload, Server
+from ..server.server import Server
+from ..server.uploads import RejectedUpload
 from ..storage.client_store import ClientStore
 from .clients import choose, fitting
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from .aggregates import HELD, Middle
 from .buffer_rules import BufferRules
 from .norm_bounds import Bound, NormBounds
 from .shares import largest_weight
+from .uploads import RejectedUpload, bounded_vector, fault_of, length_of, owned, within_bounds
 
 IN_ORDER = 16
 """So many uploads wait for one that weighs too much before lighter ones are folded without it."""
@@ -37,10 +37,6 @@ FIRST = 50
 NOT_UNDONE = (
     "With state_memory a round cannot be undone. The last checkpoint stands; try a lower lr or a norm_bound."
 )
-
-
-class RejectedUpload(FedflatError):
-    """An upload that must not touch the model, with the client, the round and the reason."""
 
 
 class Server:
@@ -90,7 +86,7 @@ class Server:
         A bound that goes by the median of earlier rounds lets the first uploads of all wait for each other.
         """
         names = ("update", *self.method.up, *(() if self.buffers is None else ("buffers",)))
-        self.norm_bounds, self._clips = NormBounds(norm, names, self.method.name), clip
+        self.norm_bounds, self.clips = NormBounds(norm, names, self.method.name), clip
 
     def limit(self, max_share: float | None = None, aggregate: str = "mean") -> None:
         """Let no client weigh more than a share of its round, or take a middle in the place of the mean.
@@ -184,7 +180,7 @@ class Server:
         """A server that stands where this one does; what it goes through leaves this one alone."""
         twin = Server(self.w, self.method, self.clients, self.weighting, self.buffers)
         vectors, numbers = self.snapshot()
-        twin.norm_bounds, twin._clips = copy.deepcopy(self.norm_bounds), self._clips
+        twin.norm_bounds, twin.clips = copy.deepcopy(self.norm_bounds), self.clips
         twin.rules, twin.max_share, twin._middle = self.rules, self.max_share, self._middle
         twin.restore({name: vector.clone() for name, vector in vectors.items()}, numbers)
         twin.per_client = StoreAbove(self.per_client)
@@ -250,7 +246,7 @@ class Server:
         """Begin a round; `rate_sum` is `Σ_k η_k` of so many local steps, where the rate changes within a round."""
         self.round, self.lr, self._rate_sum = round, lr, rate_sum
         self.accepted = 0
-        self._heard: set[int] = set()
+        self.heard: set[int] = set()
         self.clipped: list[str] = []
         """what was shortened in this round"""
         self.notices: list[str] = []
@@ -287,12 +283,12 @@ class Server:
 
     def receive(self, upload: Upload) -> None:
         """Take one upload into the round; raises `RejectedUpload` and leaves no trace if it is bad."""
-        reason = self.fault(upload)
+        reason = fault_of(upload, self)
         if reason is None:
-            upload, reason = self._bounded(upload)
+            upload, reason = within_bounds(upload, self)
         if reason:
             raise RejectedUpload(f"client {upload.client}, round {upload.round}: {reason}")
-        self._heard.add(upload.client)
+        self.heard.add(upload.client)
         if not self._learning:
             self._admit(upload)
             return
@@ -305,9 +301,11 @@ class Server:
         self._learning = False
         waiting, self._waiting = self._waiting, []
         names = self.norm_bounds.factors
-        self.norm_bounds.learn({name: [_length(self._vector(u, name)) for u in waiting] for name in names})
+        self.norm_bounds.learn(
+            {name: [length_of(bounded_vector(u, name, self)) for u in waiting] for name in names}
+        )
         for upload in waiting:
-            upload, reason = self._bounded(upload)
+            upload, reason = within_bounds(upload, self)
             if reason is None:
                 self._admit(upload)
             else:
@@ -318,7 +316,7 @@ class Server:
     def _admit(self, upload: Upload) -> None:
         """Fold a good upload, or let it wait for others."""
         for name in self.norm_bounds.factors:
-            self.norm_bounds.accept(name, _length(self._vector(upload, name)))
+            self.norm_bounds.accept(name, length_of(bounded_vector(upload, name, self)))
         if self._middle is not None:
             self._wait(upload)
             if len(self._waiting) > HELD:
@@ -334,7 +332,7 @@ class Server:
             self._fold(upload)
 
     def _wait(self, upload: Upload) -> None:
-        self._waiting.append(_own(upload) if upload.borrowed else upload)
+        self._waiting.append(owned(upload) if upload.borrowed else upload)
 
     def _fold_light(self) -> None:
         """Fold, in client order, what weighs no more than it may whoever else answers."""
@@ -375,68 +373,6 @@ class Server:
             self._agree(upload.buffers)
         for mechanism in self._receivers:
             mechanism.receive(self, upload)
-
-    def fault(self, upload: Upload) -> str | None:
-        """Why an upload must be refused; None if it is good."""
-        if upload.round != self.round:
-            return f"the upload belongs to round {upload.round}; this is round {self.round}."
-        if not 0 <= upload.client < self.clients or upload.client in self._heard:
-            return "it has answered already." if upload.client in self._heard else "there is no such client."
-        vectors: Mapping[str, object] = {"update": upload.update, **upload.vectors}
-        missing = [name for name in self.method.up if name not in upload.vectors]
-        if missing:
-            return f"the upload lacks '{missing[0]}', which {self.method.name} needs."
-        unknown = [name for name in upload.vectors if name not in self.method.up]
-        if unknown:
-            return f"the upload holds '{unknown[0]}', which {self.method.name} does not know."
-        for name, vector in vectors.items():
-            if not isinstance(vector, Tensor) or vector.shape != self.w.shape:
-                shape = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-                return f"'{name}' has shape {shape}, expected {tuple(self.w.shape)}."
-            if vector.dtype != self.w.dtype:
-                return f"'{name}' has type {vector.dtype}, expected {self.w.dtype}."
-            if not is_finite(vector):
-                return f"'{name}' holds NaN or infinite values."
-        if not (0 < upload.samples < math.inf and 0 < upload.steps < math.inf):
-            return f"{upload.samples} samples and {upload.steps} steps: both must be positive."
-        if upload.buffers is not None:
-            expected = None if self.buffers is None else self.buffers.shape
-            if upload.buffers.shape != expected:
-                return f"its buffers have shape {tuple(upload.buffers.shape)}, expected {expected}."
-            if not is_as_finite(upload.buffers, self.buffers):
-                return "its buffers hold NaN or infinite values."
-            if self.rules is not None and self.buffers is not None:
-                return self.rules.fault(upload.buffers, self.buffers, upload.steps)
-        return None
-
-    def _vector(self, upload: Upload, name: str) -> Tensor:
-        """What a norm bound is about: a vector by name, or how far the buffers' statistics went."""
-        if name != "buffers":
-            return upload.update if name == "update" else upload.vectors[name]
-        if upload.buffers is None or self.buffers is None:
-            return self.w.new_zeros(1)
-        change = torch.where(upload.buffers == self.buffers, 0.0, upload.buffers - self.buffers)
-        return change if self.rules is None else self.rules.statistics(change)
-
-    def _bounded(self, upload: Upload) -> tuple[Upload, str | None]:
-        """The upload with no vector longer than allowed; or why it must be refused."""
-        for name, bound in self.norm_bounds.now.items():
-            vector = self._vector(upload, name)
-            length = _length(vector)
-            if length <= bound:
-                continue
-            if not self._clips:
-                return upload, f"'{name}' has length {length:.4g}, more than {bound:.4g}."
-            place = f"client {upload.client}, round {upload.round}"
-            self.clipped.append(f"{place}: '{name}' had length {length:.4g}, clipped to {bound:.4g}.")
-            shortened = vector * (bound / length)
-            if name == "update":
-                upload = replace(upload, update=shortened)
-            elif name != "buffers":
-                upload = replace(upload, vectors={**upload.vectors, name: shortened})
-            elif upload.buffers is not None:
-                upload = replace(upload, buffers=upload.buffers - (vector - shortened))
-        return upload, None
 
     def close(self) -> None:
         """End the round: combine, step, finish.
@@ -533,15 +469,3 @@ class Server:
             (n for n, value in there.items() if value is not None and n not in odd and not is_finite(value)),
             None,
         )
-
-
-def _own(upload: Upload) -> Upload:
-    """An upload in memory of its own."""
-    vectors = {name: vector.clone() for name, vector in upload.vectors.items()}
-    buffers = None if upload.buffers is None else upload.buffers.clone()
-    return replace(upload, update=upload.update.clone(), vectors=vectors, buffers=buffers, borrowed=False)
-
-
-def _length(vector: Tensor) -> float:
-    """In double precision: a sum of squares of large float32 entries overflows."""
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64).item())

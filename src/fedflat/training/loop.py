@@ -17,7 +17,8 @@ from ..core.messages import Download, Missing
 from ..engines.base import Engine, Job, TestsMeanwhile
 from ..errors import Diverged, FedflatError
 from ..server.participation import Participation
-from ..server.server import NOT_UNDONE, RejectedUpload, Server
+from ..server.server import NOT_UNDONE, Server
+from ..server.uploads import RejectedUpload
 from ..storage.client_store import ClientStore
 from ..storage.run_directory import RunDirectory
 from .record import RoundRecord
