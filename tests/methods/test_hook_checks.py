@@ -49,7 +49,10 @@ def keep_one(self, local):
 # -- the class -------------------------------------------------------------------------------------
 
 CLASSES: dict[str, tuple[dict[str, Any], str]] = {
-    "a misspelt hook": ({"directon": lambda self, step, d: None}, "no such hook. Did you mean 'direction'"),
+    "a misspelt hook": (
+        {"directon": lambda self, step, d: None},
+        "no hook of this name. Did you mean 'direction'",
+    ),
     "too few arguments": ({"direction": lambda self, d: None}, r"write direction\(self, step, d\)"),
     "too many arguments": ({"finish": lambda self, server, w: None}, r"write finish\(self, server\)"),
     "no self": ({"contract": lambda: ff.Contract()}, r"write contract\(self\)"),

@@ -34,7 +34,7 @@ class Local:
     """what the client keeps between rounds: replace vectors, do not change them in place"""
     seed: int
     secret: bytes | None = None
-    """the node's, in a real federation: what nobody else can know is drawn from it"""
+    """the node's, in a real federation: what no other party can know is drawn from it"""
     memo: dict[Any, Any] = field(default_factory=dict)
     """a mechanism's own memo for this round, under `self`"""
     update: Tensor = field(init=False)

@@ -191,7 +191,7 @@ class ClientRound:
         local.update = local.moved()
         vectors: dict[str, Tensor] = {}
         ends, leaves = self._having("end"), self._having("leave")
-        # where a mechanism hides what leaves the client, nobody sees more than that
+        # where a mechanism hides what leaves the client, no measure sees more than that
         trained = local.update.clone() if self.measured and ends and not leaves else None
         for mechanism in ends:
             vectors.update(named(mechanism, "end", mechanism.end(local)))

@@ -14,7 +14,7 @@ from .messages import Upload
 MARGIN = 1e8
 """How far lr stays from the ends of its number type: methods divide by it, and multiply by samples and steps."""
 APART = 1000.0
-"""A client whose training loss is so many times the others' is named as the likely cause."""
+"""A client whose training loss is this many times the others' is named as the likely cause."""
 
 
 def is_finite(value: Tensor | float) -> bool:
@@ -26,7 +26,7 @@ def is_finite(value: Tensor | float) -> bool:
 
 
 def is_as_finite(buffers: Tensor, before: Tensor | None) -> bool:
-    """Whether no entry is NaN or infinite but those that were infinite before: a mask has such."""
+    """Whether no entry is NaN or infinite but those that were infinite before, as in a mask."""
     if is_finite(buffers) or before is None or before.shape != buffers.shape:
         return is_finite(buffers)
     return bool((torch.isfinite(buffers) | (buffers == before)).all())

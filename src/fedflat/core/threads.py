@@ -31,7 +31,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Let torch compute with so many threads inside the block.
+    """Let torch compute with this many threads inside the block.
 
     A training within another one may have its own number; trainings that run side by side, in threads of Python's,
     must agree on one, since it is the process's.

@@ -30,7 +30,7 @@ class Pipeline(Protocol):
         """Prepare for evaluation, without."""
 
     def to(self, dtype: torch.dtype) -> Pipeline:
-        """The same, for another floating type."""
+        """A copy for another floating type."""
 
     @property
     def random(self) -> bool:
@@ -149,5 +149,5 @@ class Images:
         return floats.permute(0, 3, 1, 2)
 
     def to(self, dtype: torch.dtype) -> Images:
-        """The same, for another floating type."""
+        """A copy for another floating type."""
         return replace(self, dtype=dtype)

@@ -126,7 +126,7 @@ def _text_checksum(texts: dict[str, str]) -> int:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; where the system has no such locks, do without (moves are atomic anyway)."""
+    """Hold a lock file; where the system has no file locks, do without (moves are atomic anyway)."""
     try:
         import fcntl
     except ImportError:

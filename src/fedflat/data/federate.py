@@ -1,4 +1,4 @@
-"""Datasets by name, dealt out to clients."""
+"""Datasets by name, partitioned over clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dataset_names() -> list[str]:
 
 
 def load_dataset(name: str, data: str | Path | None = None, download: bool = False) -> Dataset:
-    """A dataset by name, from `data`, from `FEDFLAT_DATA`, or from where such data usually lies."""
+    """A dataset by name, from `data`, from `FEDFLAT_DATA`, or from the usual caches."""
     from .catalogue import SOURCES, digits
     from .loading import load
 
@@ -43,11 +43,11 @@ def federate(
     data: str | Path | None = None,
     download: bool = False,
 ) -> Federation:
-    """A dataset, dealt out to clients.
+    """Partition a dataset over clients.
 
     Args:
         dataset: a name, or what `read_table`, `read_images` or `from_torch` gave.
-        partition: how samples are dealt out, such as `Dirichlet(0.1)` or `"dirichlet:0.1"`.
+        partition: how samples are partitioned, such as `Dirichlet(0.1)` or `"dirichlet:0.1"`.
         clients: how many; by default all users or domains for partitions by them, else what is usual.
         seed: of the partition.
         augment: how training images are augmented; None is what is usual for the dataset.
@@ -60,7 +60,7 @@ def federate(
     if not isinstance(dataset, Dataset):
         raise FedflatError(
             f"federate() takes a dataset by name, or what read_table, read_images or from_torch gives, not a "
-            f"{type(dataset).__name__}. Arrays that are dealt out already make a Federation(clients=[(x, y), ...])."
+            f"{type(dataset).__name__}. Arrays that are partitioned already make a Federation(clients=[(x, y), ...])."
         )
     if isinstance(partition, str):
         partition = parse_partition(partition)

@@ -1,4 +1,4 @@
-"""Data of many clients, with a test set that belongs to nobody."""
+"""Data of many clients, with a test set of the server's own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Shard:
         return replace(self, index=positions if self.index is None else self.index[positions])
 
     def thinned(self, most: int) -> Shard:
-        """At most so many of the samples, evenly spaced."""
+        """At most this many of the samples, evenly spaced."""
         if len(self) <= most:
             return self
         rows = torch.linspace(0, len(self) - 1, most, dtype=torch.float64, device=self.targets.device).long()
@@ -71,7 +71,7 @@ class Shard:
 
 
 class Federation:
-    """Clients with their own samples, and a test set that belongs to nobody.
+    """Clients with their own samples, and a test set of the server's own.
 
     Either every client brings its own arrays, or they share two and each owns some rows (`from_indices`).
     """
@@ -232,7 +232,7 @@ class Federation:
         return owners, self._arrays[0][1][self._rows].cpu().numpy()
 
     def about(self) -> dict[str, Any]:
-        """What a run on other data, or on the same data dealt out in another way, has not in common."""
+        """What a run on other data, or on data partitioned in another way, has not in common."""
         about: dict[str, Any] = {"name": self.name, "clients": len(self), "samples": self.samples}
         split = self.labels_by_client()
         if split is not None:

@@ -21,7 +21,7 @@ BLOCK = 2**20
 
 
 def fingerprint(federation: Federation) -> str:
-    """Eight digits; a run that is gone on with must have them again."""
+    """Eight digits; a resumed run must have them again."""
     return f"{_checksum(federation.arrays()):08x}"
 
 

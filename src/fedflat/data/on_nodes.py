@@ -15,7 +15,7 @@ OF_DATA = (
 )
 """What an experiment says of data that is here: nothing of it is used."""
 GO_ON = "`flwr run . federation --stream` in the folder of its Flower app"
-"""How a run of a real federation is started, and gone on with."""
+"""How a run of a real federation is started and resumed."""
 
 
 def is_on_nodes(settings: Mapping[str, Any]) -> bool:
@@ -36,7 +36,7 @@ def as_on_nodes(content: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 
 def what_is_known(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> str:
-    """A sentence on data that nobody here has seen: what nodes tell before the first round, and in reports."""
+    """A sentence on data that stays on the nodes: what nodes tell before the first round, and in reports."""
     about = settings.get("federation")
     facts: Mapping[str, Any] = about if isinstance(about, Mapping) else {}
     parts = [f"{facts['clients']} clients"] if "clients" in facts else []

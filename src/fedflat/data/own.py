@@ -31,7 +31,7 @@ GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "-", "?"}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 """A class or client that is a number however it is written; with an exponent it may as well be a word, as 12e4 is."""
 MANY = 20
-"""So many classes are plausible in a table of any length."""
+"""Classes that are plausible in a table of any length."""
 SHOWN = 12
 """Columns that a note names."""
 

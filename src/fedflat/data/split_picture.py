@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 DOTS = 30
-"""Up to so many clients and classes the picture has dots, beyond it is a heat map."""
+"""Clients and classes up to which the picture has dots; beyond, it is a heat map."""
 
 BLUE, GREY, FAINT = "#0072B2", "#999999", "#E4E4E4"
 
@@ -55,7 +55,7 @@ def picture_size(clients: int, classes: int) -> tuple[float, float]:
 def paint(
     figure: Figure | SubFigure, counts: np.ndarray, title: str, top: int | None = None, shrunk: float = 1.0
 ) -> None:
-    """The picture; its scale ends at `top` samples of a class, and dots are for a figure that is shrunk so much."""
+    """The picture; its scale ends at `top` samples of a class, and dots are for a figure that is shrunk by that factor."""
     top = top or int(counts.max())
     clients, classes = counts.shape
     dots = max(clients, classes) <= DOTS

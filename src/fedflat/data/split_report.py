@@ -15,7 +15,7 @@ from rich.text import Text
 from ..errors import FedflatError
 
 ALL_CLIENTS = 20
-"""Up to so many clients the table shows every one."""
+"""Clients up to which the table shows every one."""
 
 FIRST_CLIENTS = 5
 """How many it shows otherwise, beside the extremes."""

@@ -42,7 +42,7 @@ def learning_curves(
         runs: directories, or histories by name; see `fedflat.figures.trials.Runs`.
         value: accuracy, loss, train_loss or worst_decile.
         against: rounds, bytes, passes or seconds.
-        smooth: every point is the mean of the last so many tests.
+        smooth: every point is the mean of this many last tests.
         within: the lower and the upper end of the vertical axis.
         width: one or two columns.
     """

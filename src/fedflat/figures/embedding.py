@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SHAPES = (*MARKERS, "p", "h", "d")
 NAMED = 30
-"""Up to so many classes have a colour and a shape of their own and a name; beyond, a scale of colours."""
+"""Classes up to which each has a colour, a shape and a name; beyond, a scale of colours."""
 ACROSS = 4
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STEPS = 14
 WIDE = 20
-"""From such a ratio of the highest to the lowest loss on, levels are multiples of each other."""
+"""Ratio of the highest to the lowest loss from which levels are multiples of each other."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ Value = Callable[[Mapping[str, Any]], float | None]
 
 
 def recorded(name: str, *columns: str) -> Value:
-    """A number by name among a row's `measures`, or other such columns."""
+    """A number by name among a row's `measures`, or another column of numbers."""
 
     def value(row: Mapping[str, Any]) -> float | None:
         found: dict[str, float | None] = {}
@@ -99,7 +99,7 @@ def spent(history: History, name: str) -> np.ndarray:
 
 
 def smoothed(values: Sequence[float] | np.ndarray, last: int) -> np.ndarray:
-    """At every place the mean of the last so many values, of fewer at the beginning.
+    """At every place the mean of the last values, of fewer at the beginning.
 
     The end is then what `fedflat compare --last` prints.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GREEK = ("alpha", "beta", "gamma", "lambda", "mu", "rho", "sigma", "tau")
 WIDE = 20
-"""From such a ratio of the largest to the smallest value on, steps are multiples and the axis is logarithmic."""
+"""Ratio of the largest to the smallest value from which steps are multiples and the axis is logarithmic."""
 
 
 @noted

@@ -27,7 +27,7 @@ WIDTHS = {"one": 3.4, "two": 7.0}
 """Inches: one column of a paper, or two."""
 ENDINGS = (".png", ".svg", ".pdf")
 MARKS = 8
-"""About so many markers on a line."""
+"""Markers on a line, about."""
 SMALL = 7.0
 """Points of the letters, but for titles."""
 
@@ -135,13 +135,13 @@ def legend_above(figure: Figure, axes: Sequence[Axes], **more: Any) -> None:
 
 
 def name_panels(axes: Sequence[Axes], titles: Sequence[str], room: int) -> None:
-    """A title over every panel, broken into lines of at most so many letters."""
+    """A title over every panel, broken into lines of at most this many letters."""
     for one, title in zip(axes, titles, strict=True):
         one.set_title(textwrap.fill(title, room))
 
 
 def check_ending(path: Path) -> None:
-    """Whether a figure can be written to a file of such a name."""
+    """Whether a figure can be written to a file of this name."""
     if path.suffix.lower() not in ENDINGS:
         raise FedflatError(
             f"{path}: a figure is written to .png, .svg or .pdf.{nearest(path.suffix, ENDINGS)}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SHORT = {"rounds": "rounds", "bytes": "traffic", "passes": "passes", "seconds": "time"}
 WIDE = 10
-"""From such a ratio of the highest to the lowest cost on, the axis is logarithmic."""
+"""Ratio of the highest to the lowest cost from which the axis is logarithmic."""
 
 
 @dataclass(frozen=True)

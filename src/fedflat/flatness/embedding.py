@@ -84,7 +84,7 @@ def embedding(
     seed: int = 0,
     together: bool = False,
 ) -> Embedding:
-    """t-SNE of the penultimate features of models, by name, on at most so many samples, evenly spaced.
+    """t-SNE of the penultimate features of models, by name, on at most this many samples, evenly spaced.
 
     As in FedWMSAM (NeurIPS 2025), Figure 5, every model is embedded by itself: the paper has a panel for each and
     does not say more, and features of networks that were trained apart have no axes in common. `together=True` puts

@@ -59,7 +59,7 @@ class Measure:
         samples: int | None = None,
         **settings: Any,
     ) -> Any:
-        """Take the measure on the `train` or the `test` part of a federation, on at most so many samples of it."""
+        """Take the measure on the `train` or the `test` part of a federation, on at most `samples` of it."""
         known = self.defaults
         unknown = [setting for setting in settings if setting not in known]
         if unknown:

@@ -1,4 +1,4 @@
-"""The loss at many points of weights, by several processes; kept in a file, a large grid can be gone on with."""
+"""The loss at many points of weights, by several processes; kept in a file, a large grid can be resumed."""
 
 from __future__ import annotations
 

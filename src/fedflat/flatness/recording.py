@@ -1,4 +1,4 @@
-"""Measures that a run takes of itself while it goes on, each every so many rounds."""
+"""Measures that a run takes of itself, each at its own interval of rounds."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _fitting(data: Shard | Federation, vector: Tensor) -> Shard:
 
 
 def _differentiable_twice(gradients: Gradients) -> bool:
-    """Whether no part is marked `once_differentiable`: autograd would silently take such a part for a constant."""
+    """Whether no part is marked `once_differentiable`: autograd would silently take it for a constant."""
     seen: set[Node] = set()
     waiting = [gradient.grad_fn for gradient in gradients if gradient is not None]
     while waiting:
@@ -172,7 +172,7 @@ def _differentiable_twice(gradients: Gradients) -> bool:
 
 
 def _padding_mask(model: FlatModel) -> Tensor | None:
-    """0 on the padding rows of embeddings, 1 elsewhere; None where there are no such rows."""
+    """0 on the padding rows of embeddings, 1 elsewhere; None where there are none."""
     rows = {
         id(part.weight): part.padding_idx
         for part in model.module.modules()

@@ -30,7 +30,7 @@ def hessian_trace(
     at: Tensor | None = None,
     loss: LossFunction = F.cross_entropy,
 ) -> Estimate:
-    """`tr ∇²L(w)`, L the mean loss on all of `data`, from so many Hessian-vector products.
+    """`tr ∇²L(w)`, L the mean loss on all of `data`, from a number of Hessian-vector products.
 
     `method="hutchinson"`: the mean of `zᵀ H z` over random signs z (Hutchinson 1990). `"hutch++"`: a third of the
     products finds a basis Q of where H is large, a third gives the trace there exactly, `tr QᵀHQ`, and a third
@@ -61,7 +61,7 @@ def hessian_trace(
 def _forms(
     surface: Surface, seed: int, number: int, project: Callable[[Tensor], Tensor] = lambda rows: rows
 ) -> list[float]:
-    """`zᵀ H z` for so many random z, projected before."""
+    """`zᵀ H z` for a number of random z, projected before."""
     draws: list[float] = []
     for rows in _blocks(surface, seed, "trace", number):
         inner = project(rows)
@@ -70,7 +70,7 @@ def _forms(
 
 
 def _blocks(surface: Surface, seed: int, purpose: str, number: int) -> Iterator[Tensor]:
-    """So many random vectors of signs as rows, some at a time."""
+    """Random vectors of signs as rows, some at a time."""
     for first in range(0, number, TOGETHER):
         last = min(first + TOGETHER, number)
         yield torch.stack([signs(surface, seed, purpose, which) for which in range(first, last)])

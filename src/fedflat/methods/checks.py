@@ -18,7 +18,7 @@ CLOSE = 0.8
 
 
 class FrozenMechanism(FedflatError, FrozenInstanceError):
-    """Somebody wanted to keep something in a mechanism."""
+    """An attempt to keep something in a mechanism."""
 
 
 # -- when a class is written -----------------------------------------------------------------------
@@ -41,7 +41,7 @@ def check_class(kind: type, base: type) -> None:
         elif inspect.isfunction(value):
             if close := difflib.get_close_matches(name, hooks, n=1, cutoff=CLOSE):
                 raise FedflatError(
-                    f"{kind.__name__}.{name}: there is no such hook. Did you mean '{close[0]}'? A function of "
+                    f"{kind.__name__}.{name}: there is no hook of this name. Did you mean '{close[0]}'? A function of "
                     f"your own that is called so begins with an underscore: _{name}."
                 )
         elif isinstance(value, int | float | str) and name not in fields and name.islower():

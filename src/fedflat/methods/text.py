@@ -1,7 +1,7 @@
 """Methods from words: `fedgmt`, `fedsam(rho=0.1)`, `local-ascent(rho=0.05) + control-variates`.
 
 Method and mechanism names may be mixed and written with `-` or `_`; a method in a sum stands for its
-mechanisms. The equivalent in a configuration file is a list of such words or of `{name: {parameter: value}}`.
+mechanisms. The equivalent in a configuration file is a list of these words or of `{name: {parameter: value}}`.
 """
 
 from __future__ import annotations

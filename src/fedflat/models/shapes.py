@@ -40,7 +40,7 @@ def refuse_tokens(model: str, shape: tuple[int, ...], vocabulary: int | None) ->
 
 
 def _remedy(shape: tuple[int, ...]) -> str:
-    """What to do about samples that are nearly such images."""
+    """What to do about samples that are nearly images."""
     if len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3):
         return " Put the channels first: inputs.permute(0, 3, 1, 2)."
     if len(shape) == 2:

@@ -75,7 +75,7 @@ def plotly_script() -> str:
 
 
 def make_page(content: Mapping[str, Any], library: str, every: float | None = None) -> str:
-    """The page; with `every`, it asks its server for news after so many seconds."""
+    """The page; with `every`, it asks its server for news at that interval of seconds."""
     scripts = [library, "".join(_part(name) for name in SCRIPTS)]
     title = f"{len(content['runs'])} runs" if len(content["runs"]) != 1 else str(content["runs"][0]["name"])
     fields = {

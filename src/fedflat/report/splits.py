@@ -1,4 +1,4 @@
-"""Pictures of who has what: samples by client and class, dealt out again as the experiment says."""
+"""Pictures of who has what: samples by client and class, partitioned again as the experiment says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHAT = ("dataset", "data", "target", "client_column", "stand_in", "partition", "
 
 
 class Splits:
-    """The splits of some runs, each dealt out once."""
+    """The splits of some runs, each partitioned once."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[str, Any]] = {}
@@ -41,7 +41,7 @@ class Splits:
         return str(self._found[key]["id"])
 
     def elsewhere(self, known: str) -> str:
-        """The name of a split that nobody here can look at, of which so much is known."""
+        """The name of a split whose labels are on the nodes, from what is known of it."""
         if known not in self._found:
             picture = {
                 "id": f"split-{len(self._found)}",

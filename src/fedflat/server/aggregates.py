@@ -16,7 +16,7 @@ from ..methods.mechanism import overrides
 from ..methods.method import Method
 
 HELD = 1000
-"""So many uploads are held at most; a round with more is refused."""
+"""At most this many uploads are held; a round with more is refused."""
 PIECE = 2**22
 """Numbers that are sorted at once: what that takes beside the uploads is small."""
 

@@ -16,7 +16,7 @@ REMEMBERED = 20
 """Rounds whose medians are remembered."""
 
 Bound = float | str
-"""A length, `median`, or `median:5`: so many times the median length of what was accepted before."""
+"""A length, `median`, or `median:5`: that many times the median length of what was accepted before."""
 
 
 class NormBounds:

@@ -30,9 +30,9 @@ from .shares import largest_weight
 from .uploads import RejectedUpload, bounded_vector, fault_of, length_of, owned, within_bounds
 
 IN_ORDER = 16
-"""So many uploads wait for one that weighs too much before lighter ones are folded without it."""
+"""Uploads that wait for one that weighs too much before lighter ones are folded without it."""
 FIRST = 50
-"""From so many uploads of a first round a bound is learnt that later rounds take from earlier ones."""
+"""Uploads of a first round from which a bound is learnt that later rounds take from earlier ones."""
 
 NOT_UNDONE = (
     "With state_memory a round cannot be undone. The last checkpoint stands; try a lower lr or a norm_bound."
@@ -234,7 +234,7 @@ class Server:
         return self.weigh(upload.samples)
 
     def weigh(self, samples: int) -> float:
-        """The same of so many samples; of a client with too many it is known when the round is closed."""
+        """The weight of a number of samples; of a client with too many it is known when the round is closed."""
         by_samples = self.weighting == "samples" and self._middle is None
         return min(float(samples), self._cap) if by_samples else 1.0
 
@@ -243,7 +243,7 @@ class Server:
     def open(
         self, round: int, lr: float, rate_sum: Callable[[float, int], float] = lambda lr, steps: lr * steps
     ) -> None:
-        """Begin a round; `rate_sum` is `Σ_k η_k` of so many local steps, where the rate changes within a round."""
+        """Begin a round; `rate_sum` gives `Σ_k η_k` of a number of local steps, where the rate changes within a round."""
         self.round, self.lr, self._rate_sum = round, lr, rate_sum
         self.accepted = 0
         self.heard: set[int] = set()
@@ -432,7 +432,7 @@ class Server:
             same.logical_and_(buffers == first)
 
     def _next_buffers(self) -> Tensor:
-        """The average; but what nobody changed stays as it was, and whole numbers that all agree on are that."""
+        """The average; but what no client changed stays as it was, and whole numbers that all agree on are that."""
         average = self.total("buffers").div_(self.counted("buffers"))
         assert self._agreed is not None
         assert self.buffers is not None

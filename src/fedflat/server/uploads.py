@@ -27,7 +27,11 @@ def fault_of(upload: Upload, server: Server) -> str | None:
     if upload.round != server.round:
         return f"the upload belongs to round {upload.round}; this is round {server.round}."
     if not 0 <= upload.client < server.clients or upload.client in server.heard:
-        return "it has answered already." if upload.client in server.heard else "there is no such client."
+        return (
+            "it has answered already."
+            if upload.client in server.heard
+            else "the federation has no client of this number."
+        )
     vectors: Mapping[str, object] = {"update": upload.update, **upload.vectors}
     missing = [name for name in server.method.up if name not in upload.vectors]
     if missing:

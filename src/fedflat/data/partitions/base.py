@@ -31,7 +31,7 @@ def rows_by_class(labels: np.ndarray) -> list[np.ndarray]:
     if labels.ndim != 1:
         raise FedflatError(f"Labels must be one number per sample, not an array of shape {labels.shape}.")
     if len(labels) == 0:
-        raise FedflatError("There are no samples to deal out: the list of labels is empty.")
+        raise FedflatError("There are no samples to partition: the list of labels is empty.")
     if labels.dtype.kind not in "iub":
         raise FedflatError(f"Labels must be whole numbers, not {labels.dtype}; use iid, quantity or by-user.")
     if labels.min() < 0:
@@ -47,9 +47,9 @@ def rows_by_value(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def count_clients(partition: Partition, clients: int | None, samples: int) -> int:
-    """The number of clients, if there can be so many."""
+    """The number of clients, if the data can be partitioned over that many."""
     if samples == 0:
-        raise FedflatError("There are no samples to deal out.")
+        raise FedflatError("There are no samples to partition.")
     if clients is None:
         raise FedflatError(
             f"{partition}: say how many clients; only by-user and by-domain find out themselves."

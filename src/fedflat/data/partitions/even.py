@@ -13,7 +13,7 @@ from .dealing import proportions
 
 @dataclass(frozen=True)
 class IID:
-    """A shuffled deck, dealt out evenly (McMahan et al. 2017). All samples are used, none twice."""
+    """Shuffled samples, partitioned evenly (McMahan et al. 2017). All samples are used, none twice."""
 
     def __str__(self) -> str:
         return "iid"

@@ -15,7 +15,7 @@ from .base import Partition, rows_by_value
 class ByUser:
     """One client per user, as in LEAF (Caldas et al. 2018).
 
-    Given a number of clients, so many users are chosen at random by the seed; the others' samples are unused. Clients
+    Given a number of clients, that many users are chosen at random by the seed; the others' samples are unused. Clients
     are in the order of the users' names.
     """
 
@@ -42,7 +42,7 @@ class ByUser:
 
 @dataclass(frozen=True)
 class ByDomain:
-    """One client per domain, as FedWMSAM deals out OfficeHome; clients are in the order of the domains' names."""
+    """One client per domain, as FedWMSAM partitions OfficeHome; clients are in the order of the domains' names."""
 
     def __str__(self) -> str:
         return "by-domain"
@@ -76,5 +76,5 @@ def _groups(partition: Partition, kind: str, groups: np.ndarray | None, samples:
             f"use another partition or give `groups`."
         )
     if samples == 0:
-        raise FedflatError("There are no samples to deal out.")
+        raise FedflatError("There are no samples to partition.")
     return rows_by_value(check_groups(groups, samples))[1]

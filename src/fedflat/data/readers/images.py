@@ -49,7 +49,7 @@ def decode_images(
 
 
 def _decoded(name: str, source: bytes | Path, size: tuple[int, int] | None, count: int, channels: int) -> Any:
-    """One image of so many, in grey or in colour, with 8 bits; not resized yet."""
+    """One image of many, in grey or in colour, with 8 bits; not resized yet."""
     from PIL import Image
 
     try:
@@ -94,7 +94,7 @@ def _eight_bits(image: Any) -> Any:
     from PIL import Image
 
     if image.mode == "F":
-        raise ValueError("its pixels are floats, of which nobody knows the range: save it with 8 or 16 bits")
+        raise ValueError("its pixels are floats of an unknown range: save it with 8 or 16 bits")
     if not image.mode.startswith("I"):
         return image
     pixels = np.asarray(image).astype(np.int64)

@@ -28,15 +28,15 @@ class Limits:
     """Where other ways than PyTorch's are quicker, forward and backward together."""
 
     weights: int
-    """`winograd` from so many weights,"""
+    """`winograd` from this many weights,"""
     tiles: int
-    """so many tiles of a batch"""
+    """this many tiles of a batch"""
     products: int
-    """and so many tiles times weights on;"""
+    """and this many tiles times weights on;"""
     channels: int
-    """else `taps` from so many inputs times outputs on"""
+    """else `taps` from this many inputs times outputs on"""
     pixels: int
-    """and up to so many pixels of the output image"""
+    """and up to this many pixels of the output image"""
 
 
 TABLE = {
@@ -123,7 +123,7 @@ def set_recorded(module: nn.Module, settings: Mapping[str, Any]) -> None:
 def count_ways(module: nn.Module, sample: Tensor, samples: int) -> dict[str, Any] | None:
     """How a module's convolutions are computed, for `run.json`: their column, and how many of them go which way.
 
-    `sample` is a batch of one, and counted is for a batch of so many; None where the module has none of these.
+    `sample` is a batch of one, and counted is for a batch of that size; None where the module has none of these.
     """
     column = column_of(module)
     if column is None:
@@ -177,7 +177,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
         _, needs_a, needs_b, _ = ctx.needs_input_grad
-        # `apply` takes as long as a small product: without it where nobody differentiates or batches the result
+        # `apply` takes as long as a small product: without it where nothing differentiates or batches the result
         final = not (torch.is_grad_enabled() or _transforming())
         if final and needs_a and needs_b and ctx.operation == "convolve":
             return None, *ctx.way.gradients(d, a, b), None

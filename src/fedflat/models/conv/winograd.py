@@ -33,7 +33,7 @@ FEWER = 2.5
 
 @lru_cache
 def transforms(taps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """`A`, `G`, `B` for kernels of so many taps, a row a point.
+    """`A`, `G`, `B` for kernels with this many taps, a row a point.
 
     The product of polynomials with 4 and k coefficients has k + 3; its transpose is the convolution.
     """
@@ -44,7 +44,7 @@ def transforms(taps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _values(points: int, coefficients: int) -> Tensor:
-    """What makes a polynomial's values at so many points of its coefficients; at infinity it is the last of them."""
+    """What makes a polynomial's values at given points of its coefficients; at infinity it is the last of them."""
     powers = torch.arange(coefficients)
     finite = torch.tensor(POINTS[: points - 1], dtype=torch.float64)[:, None] ** powers
     return torch.cat([finite, (powers == coefficients - 1)[None].double()])
