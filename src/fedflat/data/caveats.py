@@ -6,7 +6,7 @@ from .official import OFFICIAL
 
 
 def copy_caveats(name: str, train: int, test: int, classes: int, lossy: str = "") -> tuple[str, ...]:
-    """Sentences on a copy with this many samples and classes; `lossy` names the encoding that its images lost pixels to."""
+    """Sentences on a copy of a dataset; `lossy` names the encoding that its images lost pixels to."""
     official = OFFICIAL.get(name)
     if official is None:
         return ()

@@ -55,7 +55,7 @@ def picture_size(clients: int, classes: int) -> tuple[float, float]:
 def paint(
     figure: Figure | SubFigure, counts: np.ndarray, title: str, top: int | None = None, shrunk: float = 1.0
 ) -> None:
-    """The picture; its scale ends at `top` samples of a class, and dots are for a figure that is shrunk by that factor."""
+    """The picture; its scale ends at `top` samples of a class, and dots are for a figure that is `shrunk`."""
     top = top or int(counts.max())
     clients, classes = counts.shape
     dots = max(clients, classes) <= DOTS

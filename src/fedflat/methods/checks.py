@@ -41,8 +41,8 @@ def check_class(kind: type, base: type) -> None:
         elif inspect.isfunction(value):
             if close := difflib.get_close_matches(name, hooks, n=1, cutoff=CLOSE):
                 raise FedflatError(
-                    f"{kind.__name__}.{name}: there is no hook of this name. Did you mean '{close[0]}'? A function of "
-                    f"your own that is called so begins with an underscore: _{name}."
+                    f"{kind.__name__}.{name}: there is no hook of this name. Did you mean '{close[0]}'? A function "
+                    f"of your own that is called so begins with an underscore: _{name}."
                 )
         elif isinstance(value, int | float | str) and name not in fields and name.islower():
             raise FedflatError(

@@ -52,7 +52,7 @@ Value = Tensor | float
 class Correction:
     """`d ← scale·d + pull·w + Σ weight·vector`, with the same numbers and vectors in every step of a round.
 
-    All corrections of this kind in a method are folded into one before the first step: one sweep over memory per step.
+    All corrections of a method are folded into one before the first step: one sweep over memory per step.
     """
 
     scale: float = 1.0

@@ -243,7 +243,7 @@ class Server:
     def open(
         self, round: int, lr: float, rate_sum: Callable[[float, int], float] = lambda lr, steps: lr * steps
     ) -> None:
-        """Begin a round; `rate_sum` gives `Σ_k η_k` of a number of local steps, where the rate changes within a round."""
+        """Begin a round; `rate_sum` gives `Σ_k η_k` of a number of steps, where the rate changes within a round."""
         self.round, self.lr, self._rate_sum = round, lr, rate_sum
         self.accepted = 0
         self.heard: set[int] = set()

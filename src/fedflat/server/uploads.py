@@ -30,7 +30,7 @@ def fault_of(upload: Upload, server: Server) -> str | None:
         return (
             "it has answered already."
             if upload.client in server.heard
-            else "the federation has no client of this number."
+            else "there is no client of this number."
         )
     vectors: Mapping[str, object] = {"update": upload.update, **upload.vectors}
     missing = [name for name in server.method.up if name not in upload.vectors]

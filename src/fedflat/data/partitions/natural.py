@@ -15,8 +15,8 @@ from .base import Partition, rows_by_value
 class ByUser:
     """One client per user, as in LEAF (Caldas et al. 2018).
 
-    Given a number of clients, that many users are chosen at random by the seed; the others' samples are unused. Clients
-    are in the order of the users' names.
+    Given a number of clients, that many users are chosen at random by the seed; the others' samples are unused.
+    Clients are in the order of the users' names.
     """
 
     def __str__(self) -> str:
