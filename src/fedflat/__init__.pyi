@@ -1,6 +1,6 @@
 """The public names and where they live; the package imports each when it is first asked for."""
 
-from .client.optimisers import LocalSGD as LocalSGD
+from .client.settings import LocalSGD as LocalSGD
 from .client.step import Local as Local, Step as Step
 from .core.flat import FlatModel as FlatModel
 from .core.messages import Upload as Upload
@@ -128,6 +128,8 @@ from .server.participation import (
 )
 from .server.server import Server as Server
 from .storage.run_directory import read_metrics as read_metrics
+from .training.callbacks import Callback as Callback
+from .training.settings import TrainingSettings as TrainingSettings
 from .training.train import Run as Run, train as train
 
 __version__: str

@@ -134,7 +134,7 @@ def test_a_missing_package_names_the_extra(name: str, monkeypatch, capsys, tmp_p
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtra, match=rf'needs {name}, .*pip install "fedflat\[{name}\]"'):
         Trackers([name], "a", {}, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedflat", "run", "--track", name, "--rounds", "1"])
+    monkeypatch.setattr(sys, "argv", ["fedflat", "run", "--trackers", name, "--rounds", "1"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
