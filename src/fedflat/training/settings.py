@@ -63,7 +63,7 @@ class TrainingSettings:
         "server",
         "reset",
         default="average",
-        help="of the model, such as BatchNorm statistics: average them at the server, keep them local at each client, "
+        help="of the model, BatchNorm statistics: average them at the server, keep them local at each client, "
         "leave the server's unchanged, or reset them before a local round and average. With local and server the "
         "global model is tested with the statistics it began with",
     )
@@ -77,8 +77,8 @@ class TrainingSettings:
         "stop",
         "restore",
         default="stop",
-        help="when the model is no longer finite: stop with the last finite one and exit code 3 (the error Diverged), "
-        "or undo the round and restore server and clients. Both end when 3 rounds in a row, or 10 with restore, came to "
+        help="when the model is no longer finite: stop with the last finite one, the error Diverged, exit code 3, or "
+        "undo the round and restore server and clients. Both end when 3 rounds in a row, or 10 with restore, came to "
         "nothing",
     )
     norm_bound: float | str | Mapping[str, float | str] | None = number(
