@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import html
 import re
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from example_pages import example_files
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
+
+from fedflat.training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -77,8 +80,20 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "files.md", content=_files_page()))
     for page, names in _reference().items():
         content = "\n".join([f"# {REFERENCE[page][0]}\n", *(f"::: {name}\n" for name in names)])
+        if page == "training":
+            content += _settings_table()
         files.append(File.generated(config, f"api/{page}.md", content=content))
     return files
+
+
+def _settings_table() -> str:
+    """Every setting of training: its default and what it means, from its field."""
+    rows = ["\n## Settings of training\n", "| keyword | default | what it means |", "| --- | --- | --- |"]
+    for field in fields(TrainingSettings):
+        words = " | ".join(f"`{word!r}`" for word in field.metadata.get("words", ())).replace("|", "or")
+        about = field.metadata["help"] + (f" ({words})" if words else "")
+        rows.append(f"| `{field.name}` | `{field.default!r}` | {about} |")
+    return "\n".join(rows) + "\n"
 
 
 def _files_page() -> str:

@@ -130,6 +130,9 @@ from .server.participation import (
 )
 from .server.server import Server as Server
 from .storage.run_directory import read_metrics as read_metrics
+from .training.callbacks import Callback as Callback
+from .training.record import RoundRecord as RoundRecord
+from .training.settings import TrainingSettings as TrainingSettings
 from .training.train import Run as Run, train as train
 
 __version__: str

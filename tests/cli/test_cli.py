@@ -48,7 +48,7 @@ def test_a_composition_and_every_option(tmp_path: Path):
     out = tmp_path / "run"
     result = fedflat(
         "run", "--method", "local-ascent(rho=0.05) + control-variates", "--dataset", "digits", "--model", "mlp",
-        "--partition", "pathological:2", "--clients", "8", "--per-round", "3", "--rounds", "3", "--lr", "0.02",
+        "--partition", "pathological:2", "--clients", "8", "--participation", "3", "--rounds", "3", "--lr", "0.02",
         "--lr-decay", "0.9", "--momentum", "0.5", "--weight-decay", "1e-4", "--clip-norm", "5", "--steps", "4",
         "--batch-size", "16", "--weighting", "uniform", "--evaluate", "average", "--eval-every", "2",
         "--on-bad-upload", "stop", "--seed", "3", "--engine", "inprocess", "--out", str(out),
@@ -104,7 +104,7 @@ def test_mechanisms_are_listed_with_parameters():
         (["--partition", "diriclet:1"], "Did you mean 'dirichlet'?"),
         (["--model", "mlpp"], "Did you mean 'mlp'?"),
         (["--engine", "inproces"], "Did you mean 'inprocess'?"),
-        (["--per-round", "21"], "of 20 clients"),
+        (["--participation", "21"], "of 20 clients"),
         (["--clients", "5000"], "fewer clients"),
         (["--lr", "0"], "lr must be above 0"),
         (["--epochs", "1", "--steps", "2"], "epochs or steps, not both"),

@@ -823,7 +823,7 @@ def test_run_on_a_table(fedflat, csv_table: Path, tmp_path: Path):
     out = tmp_path / "out"
     told = fedflat(
         "run", "--dataset", csv_table, "--target", "state", "--client-column", "hospital", "--partition", "by-user",
-        "-m", "fedavg", "--rounds", "6", "--per-round", "2", "--epochs", "3", "--out", out,
+        "-m", "fedavg", "--rounds", "6", "--participation", "2", "--epochs", "3", "--out", out,
     )  # fmt: skip
     assert "patients, 96 samples over 3 clients by-user, 2 a round, 6 rounds" in told
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -861,7 +861,7 @@ def test_images_of_many_sizes_and_of_many_clients(fedflat, tmp_path: Path):
 
 def test_run_on_a_folder(fedflat, photos: Path):
     told = fedflat(
-        "run", "--dataset", photos, "--partition", "iid", "--clients", "3", "--per-round", "3", "-m", "fedsam",
+        "run", "--dataset", photos, "--partition", "iid", "--clients", "3", "--participation", "3", "-m", "fedsam",
         "--rounds", "3", "--augment", "crop-flip", "--lr", "0.01",
     )  # fmt: skip
     assert "photos, 24 samples over 3 clients by iid" in told

@@ -106,7 +106,7 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 def in_process(method: str, rounds: int, epochs: int) -> ff.Run:
     """The same experiment on the same data, here."""
     from fedflat.engines.flower.template.federated import data
-    from fedflat.experiments.build import make_sgd
+    from fedflat.experiments.build import make_local
     from fedflat.experiments.files import load_experiment
 
     nodes = [data.load({"partition-id": n, "num-partitions": NODES}) for n in range(NODES)]
@@ -119,7 +119,7 @@ def in_process(method: str, rounds: int, epochs: int) -> ff.Run:
         ff.Federation(pairs, test=test.stored(), classes=10),
         "mlp",
         method,
-        local=make_sgd(experiment.with_defaults().local),
+        local=make_local(experiment.with_defaults().local),
         rounds=rounds,
     )
 

@@ -115,7 +115,7 @@ def fedflat(*arguments: object) -> list[str]:
 
 
 def test_the_command_line_with_an_address(cluster, tmp_path):
-    common = ["run", "-m", "scaffold", "--rounds", 2, "--epochs", 1, "--clients", 4, "--per-round", 2]
+    common = ["run", "-m", "scaffold", "--rounds", 2, "--epochs", 1, "--clients", 4, "--participation", 2]
     there = ["--engine", "ray", "--ray-address", cluster.address, "--set", "ray.data=nodes"]
     for name, more in (("ray", there), ("here", ["--engine", "inprocess"])):
         done = subprocess.run(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedflat as ff
-from fedflat.experiments.build import make_sgd
+from fedflat.experiments.build import make_local
 from fedflat.experiments.cost import PASSES, STEP_SECONDS, Passes, core_seconds, run_cost
 from fedflat.experiments.presets import choose, find_preset
 from fedflat.experiments.schema import Experiment
@@ -46,7 +46,7 @@ def counted(experiment: Experiment) -> Passes:
         ff.federate("digits", "iid", CLIENTS),
         Counting(),
         experiment.method,
-        local=make_sgd(experiment.local),
+        local=make_local(experiment.local),
         rounds=experiment.rounds or 1,
         eval_every=experiment.eval_every,
         measure=experiment.measure,

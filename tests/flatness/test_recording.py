@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fedflat as ff
 from fedflat import figures
 from fedflat.cli import app
-from fedflat.experiments.build import make_sgd
+from fedflat.experiments.build import make_local
 from fedflat.experiments.files import make_experiment
 from fedflat.experiments.load_run import load_run
 from fedflat.experiments.measure_run import read_flatness, read_landscape
@@ -362,7 +362,7 @@ def test_another_method_s_first_round_can_still_be_asked_for(run):
     )
     one = read_flatness(run)["measures"]["distance"]
     trained = load_run(run)
-    sgd = make_sgd(trained.experiment.with_defaults().local)
+    sgd = make_local(trained.experiment.with_defaults().local)
     expected = ff.flatness_distance(trained.model, trained.federation, sgd, "fedavg", [1, 2], seed=0)
     assert one["numbers"]["distance"] == pytest.approx(expected.distance)
     assert one["trained"]["state"] == "initial"

@@ -62,7 +62,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "too few outputs": (lambda: train(model=nn.Linear(5, 1)), "Has the model an output for every class"),
     "two outputs": (lambda: train(model=Pairs(5, 2)), "must return one tensor"),
     "a mapping for SGD": (lambda: train(local={"lr": 0.1}), r"LocalSGD\(lr=\.\.\., epochs=\.\.\.\), not {"),
-    "half a round": (lambda: train(rounds=2.5), "rounds=2.5: give a whole number"),
+    "half a round": (lambda: train(rounds=2.5), "rounds must be a whole number, not 2.5"),
     "arrays for a federation": (lambda: train((X, Y)), r"not with a tuple.*Federation\(clients="),
     "a name for a federation": (lambda: train("digits"), r"not with a str.*federate\('digits'"),
     "a device that is not there": (lambda: train(device="cuda:99"), "'cuda:99' cannot be used here"),

@@ -173,7 +173,9 @@ def test_a_run_from_before_there_was_a_choice_goes_on_as_it_began(tmp_path: Path
 def test_the_command_line_without_speed(tmp_path: Path, processor, monkeypatch):
     processor("AVX2")
     out = tmp_path / "run"
-    options = "--method fedavg --model cnn --rounds 1 --clients 20 --per-round 1 --set fast=false --engine inprocess"
+    options = (
+        "--method fedavg --model cnn --rounds 1 --clients 20 --participation 1 --no-fast --engine inprocess"
+    )
     monkeypatch.setattr("sys.argv", ["fedflat", "run", *options.split(), "--out", str(out)])
     with contextlib.suppress(SystemExit):
         main()

@@ -59,10 +59,10 @@ REFUSED: list[tuple[str, str, str]] = [
     ("report", "watch run --port 0", "A report needs plotly"),
     ("tune", "tune run/experiment.yaml --vary local.lr=0.1,1 --trials 1", "Tuning needs optuna"),
     ("ray", "run --engine ray", "The engine ray needs ray"),
-    ("tensorboard", "run --track tensorboard --out tracked", "The tracker tensorboard needs tensorboard"),
-    ("wandb", "run --track wandb --out tracked", "The tracker wandb needs wandb"),
-    ("mlflow", "run --track mlflow --out tracked", "The tracker mlflow needs mlflow"),
-    ("trackio", "run --track trackio --out tracked", "The tracker trackio needs trackio"),
+    ("tensorboard", "run --trackers tensorboard --out tracked", "The tracker tensorboard needs tensorboard"),
+    ("wandb", "run --trackers wandb --out tracked", "The tracker wandb needs wandb"),
+    ("mlflow", "run --trackers mlflow --out tracked", "The tracker mlflow needs mlflow"),
+    ("trackio", "run --trackers trackio --out tracked", "The tracker trackio needs trackio"),
     ("flower", "federate keys keys", "Making keys needs cryptography"),
     ("privacy", "privacy private.yaml", "Privacy accounting needs dp-accounting"),
     ("data", "run --dataset table.parquet --target y", "Reading Parquet files needs pyarrow"),
@@ -113,7 +113,7 @@ def told(tmp_path_factory) -> dict[tuple[str, str], tuple[Any, str, str]]:
     place = tmp_path_factory.mktemp("bare")
     write_stage(place)
     asked = [(["matplotlib"] if extra == "embedding" else [], line) for extra, line, _ in REFUSED]
-    start = "run --method fedsam --rounds 1 --epochs 1 --clients 6 --per-round 3 --out run"
+    start = "run --method fedsam --rounds 1 --epochs 1 --clients 6 --participation 3 --out run"
     asked = [([], start), ([], start.replace("out run", "out cluster")), *asked]
     first = run_bare(asked, place)
     assert [answer[0] for answer in first[:2]] == [0, 0], first[:2]

@@ -733,5 +733,5 @@ def test_bounds_and_middles_in_an_experiment_file():
     for wrong, sentence in (("median:0.5", "at least median:1"), ("medium", "median:5")):
         with pytest.raises(ff.FedflatError, match=sentence):
             alone("fedavg", norm_bound=wrong)
-    with pytest.raises(ff.FedflatError, match="max_share=2"):
+    with pytest.raises(ff.FedflatError, match="max_share must be above 0 and at most 1, not 2"):
         alone("fedavg", max_share=2)

@@ -143,7 +143,7 @@ def test_brackets_and_colons_are_printed_as_they_are(fedflat: Fedflat, tmp_path:
     """Rich would take [red] for a colour, [/] for its end and :boom: for a picture."""
     place = tmp_path / "[red]a[/] :boom: [b" / "[link=x]"
     first, second = (made_run(place / method, method, rounds=2) for method in ("fedavg", "fedsam"))
-    sets = ("--rounds", 1, "--clients", 3, "--per-round", 1, "--method", "fedavg", "--out", place / "run")
+    sets = ("--rounds", 1, "--clients", 3, "--participation", 1, "--method", "fedavg", "--out", place / "run")
     words = {
         ("compare", place, "--out", place / "t.csv"): f"Written to {place / 't.csv'}",
         ("report", place, "--out", place / "r.html", "--no-splits"): f"2 runs: {place / 'r.html'}",

@@ -16,7 +16,7 @@ from fedflat.storage import formats
 from fedflat.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedflat.storage.vector_file import Table
 
-SETTINGS = ("--clients", "6", "--per-round", "3", "--epochs", "1", "-m", "scaffold")
+SETTINGS = ("--clients", "6", "--participation", "3", "--epochs", "1", "-m", "scaffold")
 
 
 @pytest.fixture(scope="module")

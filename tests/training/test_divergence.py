@@ -217,7 +217,7 @@ def test_the_likely_cause():
 
 # -- on the command line -------------------------------------------------------------------------------
 
-DIGITS = ("--rounds", "4", "--epochs", "1", "--clients", "4", "--per-round", "2")
+DIGITS = ("--rounds", "4", "--epochs", "1", "--clients", "4", "--participation", "2")
 
 
 def test_exit_code_3(fedflat: Fedflat, tmp_path: Path):  # noqa: F811

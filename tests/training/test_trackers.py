@@ -46,7 +46,7 @@ def test_every_tracker_has_every_round(tmp_path: Path):
         name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW"))
     }
     variables |= {
-        "PYTHONPATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])),
         "ATTEMPTS": str(tmp_path / "attempts"),
         "HOME": str(tmp_path),
         "HF_HOME": str(tmp_path / "hub"),
@@ -133,8 +133,8 @@ def test_a_missing_package_names_the_extra(name: str, monkeypatch, capsys, tmp_p
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtra, match=rf'needs {name}, .*pip install "fedflat\[{name}\]"'):
-        Trackers([name], "a", {}, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedflat", "run", "--track", name, "--rounds", "1"])
+        Trackers([name], {}, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedflat", "run", "--trackers", name, "--rounds", "1"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
@@ -147,12 +147,12 @@ def test_a_part_of_mlflow_is_missing(monkeypatch, tmp_path: Path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setitem(sys.modules, "alembic", None)
     with pytest.raises(MissingExtra, match=r'The tracker mlflow needs alembic, .*"fedflat\[mlflow\]"'):
-        Trackers(["mlflow"], "a", {}, tmp_path)
+        Trackers(["mlflow"], {}, tmp_path)
 
 
 def test_an_unknown_tracker():
     with pytest.raises(FedflatError, match=r"There is no tracker 'wandbb'. Did you mean 'wandb'"):
-        Trackers(["wandbb"], "a", {}, None)
+        Trackers(["wandbb"], {}, None)
 
 
 class Noted:

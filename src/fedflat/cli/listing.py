@@ -12,7 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ..experiments.schema import NATURAL
 from .app import THERE_IS, app, console
 from .options import (
     PARTITION_HELP,
@@ -55,6 +54,7 @@ def split(
     from ..data.split_picture import draw
     from ..data.split_report import describe
     from ..experiments.build import read_dataset
+    from ..experiments.schema import NATURAL
 
     loaded = read_dataset(
         dataset, data, download, target, client_column, named(features), image_size, client_folders

@@ -24,11 +24,11 @@ def privacy(
 ) -> None:
     """Say what leaves a client, field by field, and its ε where everything that leaves carries noise."""
     from ..engines.flower.privacy import hello, leaving, spent
-    from ..experiments.build import make_participation, make_sgd
+    from ..experiments.build import make_local, make_participation
     from ..methods.text import as_method
 
     experiment = _experiment(what, set_ or []).with_defaults()
-    method, local = as_method(experiment.method), make_sgd(experiment.local)
+    method, local = as_method(experiment.method), make_local(experiment.local)
     seed = experiment.seed if isinstance(experiment.seed, int) else experiment.seed[0]
     has_buffers = _has_buffers(experiment, seed)
     found = leaving(method, local, experiment.buffers, has_buffers)

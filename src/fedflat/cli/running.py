@@ -20,8 +20,10 @@ from .options import (
     ImageSize,
     Set,
     Target,
+    changes_of,
     named,
     usually,
+    with_settings,
 )
 from .training import train_all
 
@@ -32,6 +34,7 @@ DEMO = ("fedgmt", "fedavg", "fedsam")
 
 
 @app.command(rich_help_panel=TRAIN)
+@with_settings
 def run(
     file: Annotated[
         Path | None, typer.Argument(help="An experiment file (.yaml or .toml); options change it.")
@@ -73,61 +76,17 @@ def run(
     features: Features = None,
     image_size: ImageSize = None,
     client_folders: ClientFolders = False,
-    per_round: Annotated[
-        int | None, typer.Option(help=f"Clients that take part in a round. {usually('per_round')}", min=1)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help=f"Communication rounds. {usually('rounds')}", min=1)
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help=f"Local learning rate. {usually('lr')}")] = None,
-    lr_decay: Annotated[
-        float | None, typer.Option(help="Factor on the learning rate every round. (default: 1)")
-    ] = None,
-    momentum: Annotated[
-        float | None, typer.Option(help="Local SGD momentum, anew every round. (default: 0)")
-    ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Local weight decay. (default: 0)")] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="Clip the local direction to this norm.")] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help=f"Local epochs per round. {usually('epochs')}", min=1)
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Local steps per round, instead of epochs.")] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help=f"Local batch size; 0 is the full batch. {usually('batch_size')}", min=0),
-    ] = None,
-    weighting: Annotated[
+    participation: Annotated[
         str | None,
         typer.Option(
-            help="Average client updates by their number of samples, or uniform. (default: samples)"
+            help=f"Who takes part: clients per round, everyone, or bernoulli:0.1. {usually('per_round')}"
         ),
     ] = None,
-    evaluate: Annotated[
-        str | None,
-        typer.Option(
-            help="Test the server's next model (server) or the clients' plain average (average). (default: server)"
-        ),
-    ] = None,
-    eval_every: Annotated[
-        int | None, typer.Option(help="Test after every so many rounds. (default: 1)", min=1)
-    ] = None,
-    on_bad_upload: Annotated[
-        str | None,
-        typer.Option(help="An upload with NaN or a wrong shape: skip it or stop. (default: skip)"),
-    ] = None,
-    on_divergence: Annotated[
-        str | None,
-        typer.Option(
-            help="When the model is no longer finite: stop, with exit code 3, or restore the last finite one and go "
-            "on. (default: stop)"
-        ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random. (default: 0)")] = None,
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Where clients run: inprocess, workers, a process per core, or ray, a cluster; all with the same "
-            "result. (default: inprocess for small data, else workers)"
+            help="Where clients run: inprocess, workers (a process per core), workers:3, or ray, a cluster; all with "
+            "equal results. (default: inprocess for small data, else workers)"
         ),
     ] = None,
     ray_address: Annotated[
@@ -136,30 +95,7 @@ def run(
             help="For --engine ray: a running cluster, or auto. (default: one is started on this machine)"
         ),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of worker processes. (default: one per core)", min=1)
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Threads of this process; above 1 results depend on the number. (default: 1)", min=1
-        ),
-    ] = None,
-    state_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory for what is kept per client, such as 2GiB; the rest is on disk, in --out or TMPDIR. "
-            "(default: all)"
-        ),
-    ] = None,
-    measure: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Flatness to record during the run: distance and drift in every round, others (sharpness, "
-            "eigenvalues, ...) in every tenth; may be repeated."
-        ),
-    ] = None,
-    track: Annotated[
+    trackers: Annotated[
         list[str] | None,
         typer.Option(help="Send metrics to tensorboard, wandb, mlflow or trackio as well; may be repeated."),
     ] = None,
@@ -170,8 +106,11 @@ def run(
             "runs/ and its name)"
         ),
     ] = None,
+    **settings: Any,
 ) -> None:
     """Train. Without options: FedGMT beside FedAvg and FedSAM on handwritten digits, in seconds."""
+    from ..experiments.parsing import parse_value
+
     options: dict[str, Any] = {
         "dataset": dataset,
         "model": model,
@@ -185,28 +124,11 @@ def run(
         "features": named(features),
         "image_size": image_size,
         "client_folders": client_folders or None,
-        "participation": per_round,
-        "rounds": rounds,
-        "local.lr": lr,
-        "local.lr_decay": lr_decay,
-        "local.momentum": momentum,
-        "local.weight_decay": weight_decay,
-        "local.clip_norm": clip_norm,
-        "local.epochs": epochs,
-        "local.steps": steps,
-        "local.batch_size": "full" if batch_size == 0 else batch_size,
-        "weighting": weighting,
-        "evaluate": evaluate,
-        "eval_every": eval_every,
-        "on_bad_upload": on_bad_upload,
-        "on_divergence": on_divergence,
-        "seed": seed,
-        "engine": _engine(engine, workers),
+        "participation": None if participation is None else parse_value(participation),
+        "engine": engine,
         "ray.address": ray_address,
-        "threads": threads,
-        "state_memory": state_memory,
-        "measure": measure,
-        "trackers": track,
+        "trackers": trackers,
+        **changes_of(settings),
     }
     usual: list[str | None] = list(DEMO) if file is None else [None]
     bases = [_load(file, {"method": one, **options}, set_) for one in method or usual]
@@ -267,11 +189,3 @@ def _load(file: Path | None, options: dict[str, Any], given: list[str] | None) -
     if file is not None:
         return load_experiment(file, changes)
     return make_experiment(changed({}, changes))
-
-
-def _engine(name: str | None, workers: int | None) -> str | None:
-    if workers is None:
-        return name
-    if name not in (None, "workers"):
-        raise FedflatError(f"--workers {workers} goes with --engine workers, not with {name}.")
-    return f"workers:{workers}"

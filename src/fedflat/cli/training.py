@@ -45,19 +45,16 @@ def train_all(
         label = as_method(filled.method).name
         rounds = filled.rounds or 1
         try:
-            with (
-                RunProgress(console, label, rounds) as progress,
-                stopping_at_round_end(progress.announce_stop) as stop,
-                _notices(),
-            ):
+            progress = RunProgress(console)
+            with stopping_at_round_end(progress.announce_stop) as stop, _notices():
                 run = run_experiment(
                     filled,
                     directory,
-                    resuming,
-                    progress.update,
-                    stop,
                     federation,
-                    progress.measuring,
+                    [progress],
+                    resume=resuming,
+                    stop=stop,
+                    on_measure=progress.measuring,
                     overlap=True,
                     notes=notes,
                 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from ..core.parameters import check_parameters, choice, number
+from ..core.parameters import check_parameters, choice, flag, number, text
 from ..errors import FedflatError
 from .schedules import Linear, Schedule, parse_schedule, parse_within
 
@@ -33,20 +33,33 @@ class LocalOptimiser:
     `batch_size=None` is the full batch, so that `epochs=3` is then three steps.
     """
 
-    lr: float = number(default=0.1, above=0)
-    weight_decay: float = number(default=0.0, at_least=0)
-    epochs: int | None = number(default=None, at_least=1, optional=True, whole=True)
-    batch_size: int | None = number(default=50, at_least=1, optional=True, whole=True)
-    steps: int | None = number(default=None, at_least=1, optional=True, whole=True)
-    lr_decay: float = number(default=1.0, above=0, at_most=1)
-    """the learning rate of round t is `lr * lr_decay**t`, times the schedule's factor"""
-    schedule: str = "constant"
-    """over rounds: constant, exponential:0.998, step:100:0.1, cosine:500:0.01, warmup:10/cosine:500"""
-    within: str = "constant"
-    """over the steps of a client's round: constant, or linear:0.1, down to that fraction"""
-    clip_norm: float | None = number(default=None, above=0, optional=True)
-    clip_stage: str = choice("direction", "gradient", default="direction")
-    """clip the corrected direction, or the raw gradient before any correction"""
+    lr: float = number(default=0.1, above=0, help="learning rate")
+    weight_decay: float = number(default=0.0, at_least=0, help="factor on the weights, added to the gradient")
+    epochs: int | None = number(
+        default=None, at_least=1, optional=True, whole=True, help="over the client's samples, every round"
+    )
+    batch_size: int | None = number(
+        default=50, at_least=1, optional="full", whole=True, help="samples of a local step, or full"
+    )
+    steps: int | None = number(default=None, at_least=1, optional=True, whole=True, help="instead of epochs")
+    lr_decay: float = number(default=1.0, above=0, at_most=1, help="factor on lr every round")
+    schedule: str = text(
+        default="constant",
+        help="of lr over rounds: constant, exponential:0.998, step:100:0.1, cosine:500:0.01, warmup:10/cosine:500",
+    )
+    within: str = text(
+        default="constant",
+        help="of lr over the steps of a client's round: constant, or linear:0.1, down to that fraction",
+    )
+    clip_norm: float | None = number(
+        default=None, above=0, optional=True, help="clip the local direction or gradient to this norm"
+    )
+    clip_stage: str = choice(
+        "direction",
+        "gradient",
+        default="direction",
+        help="clip the corrected direction, or the raw gradient before any correction",
+    )
 
     name: ClassVar[str] = "optimiser"
     sums_gradients: ClassVar[bool] = False
@@ -104,8 +117,8 @@ class LocalSGD(LocalOptimiser):
     With `nesterov` the step is along `d + λ w + μ b` with the new b.
     """
 
-    momentum: float = number(default=0.0, at_least=0, below=1)
-    nesterov: bool = False
+    momentum: float = number(default=0.0, at_least=0, below=1, help="of SGD, anew every round")
+    nesterov: bool = flag(default=False, help="Nesterov's form of SGD's momentum")
 
     name: ClassVar[str] = "sgd"
     sums_gradients: ClassVar[bool] = True
@@ -141,10 +154,10 @@ class LocalAdam(LocalOptimiser):
     `m ← β1 m + (1−β1) d`, `v ← β2 v + (1−β2) d²`, `w ← w − η m̂ / (√v̂ + ε)` with `m̂ = m/(1−β1^k)`, `v̂ = v/(1−β2^k)`.
     """
 
-    lr: float = number(default=0.001, above=0)
-    beta1: float = number(default=0.9, at_least=0, below=1)
-    beta2: float = number(default=0.999, at_least=0, below=1)
-    epsilon: float = number(default=1e-8, above=0)
+    lr: float = number(default=0.001, above=0, help="learning rate")
+    beta1: float = number(default=0.9, at_least=0, below=1, help="how much Adam keeps of its mean gradient")
+    beta2: float = number(default=0.999, at_least=0, below=1, help="how much Adam keeps of its mean square")
+    epsilon: float = number(default=1e-8, above=0, help="Adam's smallest divisor")
 
     name: ClassVar[str] = "adam"
     decoupled: ClassVar[bool] = False
@@ -157,7 +170,7 @@ class LocalAdam(LocalOptimiser):
 class LocalAdamW(LocalAdam):
     """Adam with decoupled weight decay: `w ← w − η (m̂ / (√v̂ + ε) + λ w)`, the moments of d alone."""
 
-    weight_decay: float = number(default=0.01, at_least=0)
+    weight_decay: float = number(default=0.01, at_least=0, help="factor on the weights, beside the gradient")
 
     name: ClassVar[str] = "adamw"
     decoupled: ClassVar[bool] = True
@@ -186,4 +199,11 @@ class _Adam:
 
 
 OPTIMISERS: dict[str, type[LocalOptimiser]] = {kind.name: kind for kind in (LocalSGD, LocalAdam, LocalAdamW)}
-"""By the name that files have for them."""
+"""By the name that files have for them; the fields of all are keys of `local`."""
+
+
+@dataclass(frozen=True)
+class OptimiserChoice:
+    """Which optimiser clients have."""
+
+    optimiser: str = choice(*OPTIMISERS, default="sgd", help="the clients' optimiser")

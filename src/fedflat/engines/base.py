@@ -35,6 +35,8 @@ class Job:
     buffers: str
     measured: bool = False
     """whether measures look at the local updates, so that uploads must have them as they were trained"""
+    oracle: str = "auto"
+    """how gradients are computed: the fastest exact way for the model, or always by `"autograd"`"""
 
 
 class Engine(Protocol):

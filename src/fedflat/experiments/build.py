@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..client.optimisers import LocalSGD
+from ..client.optimisers import OPTIMISERS, LocalSGD
 from ..data.catalogue import SOURCES
 from ..data.dataset import Dataset
 from ..data.federate import dataset_names, federate, load_dataset
@@ -30,11 +30,16 @@ from ..server.participation import Bernoulli, Everyone, Participation, Schedule,
 from .schema import Experiment, LocalSection
 
 
-def make_sgd(local: LocalSection) -> LocalSGD:
+def make_local(local: LocalSection) -> LocalSGD:
     """The clients' optimiser."""
-    settings = local.model_dump()
-    size = settings.pop("batch_size")
-    return LocalSGD(**settings, batch_size=None if size == "full" else size)
+    kind = OPTIMISERS[local.optimiser]
+    own = {field.name: field.metadata.get("optional") for field in fields(kind)}
+    given = local.model_dump(exclude={"optimiser"}, exclude_none=True)
+    for name in given.keys() - own.keys():
+        if given.pop(name) != type(local).model_fields[name].default:
+            raise FedflatError(f"{name} is no setting of the optimiser {local.optimiser}; leave it out.")
+    words = {name: value for name, value in given.items() if isinstance(value, str) and value == own[name]}
+    return kind(**{**given, **dict.fromkeys(words)})
 
 
 def make_participation(given: int | str | list[list[int]] | None) -> Participation:

@@ -33,10 +33,10 @@ def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
         check_dataset,
         check_fits,
         check_model,
+        make_local,
         make_participation,
         make_partition,
         make_ray,
-        make_sgd,
     )
 
     filled = experiment.with_defaults()
@@ -53,7 +53,7 @@ def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
     if experiment.local.epochs is not None and experiment.local.steps is not None:
         problems.append(Problem(("local", "steps"), "give epochs or steps, not both."))
     else:
-        attempt("local", lambda: make_sgd(filled.local))
+        attempt("local", lambda: make_local(filled.local))
     participation = attempt("participation", lambda: make_participation(filled.participation))
     if participation is not None and partition is not None and filled.clients is not None:
         attempt("participation", lambda: participation.check(filled.clients, filled.rounds))

@@ -35,7 +35,7 @@ def make_experiment(
     if unwritable:
         raise ExperimentError(source, unwritable, lines)
     try:
-        experiment = Experiment.model_validate(dict(content))
+        experiment: Experiment = Experiment.model_validate(dict(content))
     except ValidationError as error:
         problems = schema_problems(error)
         bad = {problem.place[0] for problem in problems if problem.place}

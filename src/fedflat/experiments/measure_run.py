@@ -21,7 +21,7 @@ from ..flatness.landscape import Data, landscape
 from ..methods.text import as_method
 from ..storage.files import replace_file
 from ..storage.metrics_file import read_json
-from .build import make_sgd
+from .build import make_local
 from .load_run import TrainedModel
 from .run_state import run_state
 
@@ -61,7 +61,7 @@ def take_measure(
 def _round_of(trained: TrainedModel, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a measure is told of the round that it trains, and the same for people to read."""
     experiment = trained.experiment.with_defaults()
-    own: dict[str, Any] = {"local": make_sgd(experiment.local), "seed": experiment.seed}
+    own: dict[str, Any] = {"local": make_local(experiment.local), "seed": experiment.seed}
     state, index = "initial", 0
     if "method" not in given:
         own["after"] = after = run_state(trained)

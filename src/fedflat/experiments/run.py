@@ -10,19 +10,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from ..data.federation import Federation
 from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..data.protocols import PROTOCOLS
 from ..engines.base import Engine
 from ..errors import FedflatError
-from ..methods.text import as_method
 from ..storage.run_directory import read_metrics, read_settings
-from ..training.record import RoundRecord
+from ..training.callbacks import Callback
 from ..training.trackers import Trackers
 from ..training.train import Run, train
-from .build import make_federation, make_participation, make_ray, make_sgd
+from .build import make_federation, make_local, make_participation, make_ray
 from .files import load_experiment
 from .schema import Experiment
 
@@ -30,66 +27,39 @@ from .schema import Experiment
 def run_experiment(
     experiment: Experiment,
     out: str | Path | None = None,
-    resume: bool = False,
-    on_round: Callable[[RoundRecord], None] | None = None,
-    stop: Callable[[], bool] | None = None,
     federation: Federation | None = None,
-    on_measure: Callable[[str], None] | None = None,
-    keep_states: bool = True,
-    overlap: bool | None = None,
-    notes: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    **arguments: Any,
 ) -> Run:
-    """Train as an experiment with one seed says; `federation` spares loading it, if it is there already."""
+    """Train as an experiment with one seed says.
+
+    Args:
+        experiment: what to train, and how.
+        out: a directory for the run.
+        federation: spares loading the data, if it is there already.
+        callbacks: objects that look on.
+        arguments: of `train`, that no experiment has: `resume`, `on_round`, `stop`, `notes`, ...
+    """
     if isinstance(experiment.seed, list):
         raise FedflatError(f"This is one run: choose one of the seeds {experiment.seed}.")
     filled = experiment.with_defaults()
     seed = experiment.seed
     federation = federation or make_federation(filled, seed)
     filled = experiment.with_defaults(len(federation))
-    method = as_method(filled.method)
-    with Trackers(filled.trackers, method.name, filled.to_dict(), out) as trackers:
-
-        def report(round: RoundRecord) -> None:
-            trackers.round(round.row())
-            if on_round is not None:
-                on_round(round)
-
-        return train(
-            federation,
-            filled.model or "mlp",
-            method,
-            local=make_sgd(filled.local),
-            participation=make_participation(filled.participation),
-            rounds=filled.rounds or 1,
-            weighting=filled.weighting,
-            evaluate=filled.evaluate,
-            eval_every=filled.eval_every,
-            overlap=overlap,
-            seed=seed,
-            dtype=getattr(torch, filled.dtype),
-            fast=filled.fast,
-            device=filled.device,
-            engine=_engine(filled, seed),
-            buffers=filled.buffers,
-            on_bad_upload=filled.on_bad_upload,
-            on_divergence=filled.on_divergence,
-            norm_bound=filled.norm_bound,
-            over_bound=filled.over_bound,
-            max_share=filled.max_share,
-            aggregate=filled.aggregate,
-            out=out,
-            on_round=report,
-            threads=filled.threads,
-            state_memory=None if filled.state_memory is None else str(filled.state_memory),
-            resume=resume,
-            checkpoint_every=filled.checkpoint_every,
-            keep_states=keep_states,
-            stop=stop,
-            experiment=filled.to_dict(),
-            measure=filled.measure,
-            on_measure=on_measure,
-            notes=notes,
-        )
+    trackers = [Trackers(filled.trackers, filled.to_dict(), out)] if filled.trackers else []
+    return train(
+        federation,
+        filled.model or "mlp",
+        filled.method,
+        make_local(filled.local),
+        make_participation(filled.participation),
+        engine=_engine(filled, seed),
+        out=out,
+        callbacks=[*trackers, *callbacks],
+        experiment=filled.to_dict(),
+        **filled.settings(),
+        **arguments,
+    )
 
 
 def _engine(filled: Experiment, seed: int) -> str | Engine:

@@ -11,7 +11,7 @@ from ..errors import FedflatError
 from ..flatness.trajectory import local_trajectory
 from ..methods.text import as_method
 from ..server.server import Server
-from .build import make_sgd
+from .build import make_local
 from .load_run import TrainedModel, load_run
 from .run_state import run_state
 
@@ -28,7 +28,7 @@ def paths_of(
     federation, experiment = trained.federation, trained.experiment
     if client >= len(federation):
         raise FedflatError(f"There is no client {client}: {run} has {len(federation)}, counted from 0.")
-    after, sgd = run_state(trained), make_sgd(experiment.with_defaults(len(federation)).local)
+    after, sgd = run_state(trained), make_local(experiment.with_defaults(len(federation)).local)
     assert isinstance(experiment.seed, int)  # a run has one
     own, paths = after.clients.get(client), {}
     for text in methods:

@@ -1,21 +1,24 @@
 """What an experiment file says. Importing this does not import torch.
 
 Keys are the arguments of `fedflat.federate` and `fedflat.train`; what is left out is what is usual for the dataset.
+Those of `TrainingSettings` and of the clients' optimisers come from the fields of these classes.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..client.optimisers import OPTIMISERS, OptimiserChoice
 from ..data.protocols import protocol_for
+from ..training.settings import TrainingSettings
+from .fields import with_keys
 
 Positive = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
-Seed = Annotated[int, Field(ge=0, le=2**64 - 1, strict=True)]
-Bound = Positive | Annotated[str, Field(pattern=r"^median(:\d+(\.\d+)?)?$")]
 
 NATURAL = ("by-user", "by-domain")
 """Partitions that know the number of clients themselves."""
@@ -25,18 +28,8 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class LocalSection(_Section):
+class LocalSection(with_keys(_Section, OptimiserChoice, *OPTIMISERS.values())):  # type: ignore[misc]
     """The clients' optimiser."""
-
-    lr: Positive | None = Field(default=None, description="learning rate")
-    lr_decay: Annotated[Positive, Field(le=1)] = Field(default=1.0, description="factor on lr every round")
-    momentum: Annotated[NotNegative, Field(lt=1)] = Field(default=0.0, description="of SGD, anew every round")
-    weight_decay: NotNegative = 0.0
-    epochs: Count | None = Field(default=None, description="over the client's samples, every round")
-    steps: Count | None = Field(default=None, description="instead of epochs")
-    batch_size: Count | Literal["full"] | None = None
-    clip_norm: Positive | None = Field(default=None, description="of the local direction or gradient")
-    clip_stage: Literal["direction", "gradient"] = "direction"
 
 
 class RaySection(_Section):
@@ -60,8 +53,8 @@ class RaySection(_Section):
     )
 
 
-class Experiment(_Section):
-    """One experiment: data, how it is dealt out, model, method, local training, rounds."""
+class _Problem(_Section):
+    """Data, how it is partitioned, model, method, local training, and who takes part."""
 
     dataset: str = Field(
         default="digits",
@@ -103,48 +96,13 @@ class Experiment(_Section):
         default=None,
         description="clients per round, everyone, bernoulli:0.1, or a list of clients for every round",
     )
-    rounds: Count | None = None
-    weighting: Literal["samples", "uniform"] = "samples"
-    evaluate: Literal["server", "average"] = "server"
-    eval_every: Count = 1
-    buffers: Literal["average", "local", "server", "reset"] = "average"
-    on_bad_upload: Literal["skip", "stop"] = "skip"
-    on_divergence: Literal["stop", "restore"] = Field(
-        default="stop", description="when the model is no longer finite: stop, or undo the round and go on"
-    )
-    norm_bound: Bound | dict[str, Bound] | None = Field(
-        default=None,
-        description="how long an uploaded vector may be: one number, or one by name; median:5 goes by past rounds",
-    )
-    over_bound: Literal["skip", "clip"] = Field(
-        default="skip", description="an upload with a longer one: skip it as a bad one, or clip the vector"
-    )
-    max_share: Annotated[Positive, Field(le=1)] | None = Field(
-        default=None, description="of a round's weight, for one client; 0.5 in a real federation"
-    )
-    aggregate: Annotated[str, Field(pattern=r"^(mean|median|trimmed:0?\.\d+)$")] = Field(
-        default="mean",
-        description="mean, or median or trimmed:0.1 of every coordinate, which hold all uploads",
-    )
-    seed: Seed | list[Seed] = Field(default=0, description="of everything random; a list is one run for each")
+
+
+class Experiment(with_keys(_Problem, TrainingSettings, several="seed")):  # type: ignore[misc]
+    """One experiment: data, how it is partitioned, model, method, local training, and the settings of training."""
+
     engine: str | None = Field(default=None, description="inprocess, workers, workers:3 or ray")
     ray: RaySection | None = Field(default=None, description="of the engine ray")
-    threads: Count = 1
-    state_memory: str | NotNegative | None = Field(
-        default=None, description="for what is kept per client, such as 2GiB"
-    )
-    device: str = "cpu"
-    dtype: Literal["float32", "float64"] = "float32"
-    fast: bool = Field(
-        default=True, description="convolutions as they are quickest on this processor; false: PyTorch's own"
-    )
-    checkpoint_every: Count | None = Field(
-        default=None, description="rounds; by default less than 2 % of the time"
-    )
-    measure: list[str | dict[str, Any]] = Field(
-        default=[],
-        description="flatness to record, such as [distance, drift, {sharpness: {every: 10, samples: 2000}}]",
-    )
     trackers: list[str] = Field(default=[], description="tensorboard, wandb, mlflow, trackio")
 
     def with_defaults(self, found: int | None = None) -> Experiment:
@@ -166,7 +124,7 @@ class Experiment(_Section):
         clients = self.clients if self.clients is not None or natural else plan.clients
         known = found if clients is None else clients
         per_round = plan.per_round if known is None else min(plan.per_round, known)
-        return self.model_copy(
+        filled: Experiment = self.model_copy(
             update={
                 "local": local,
                 "partition": dealt,
@@ -176,7 +134,14 @@ class Experiment(_Section):
                 "rounds": self.rounds or plan.rounds,
             }
         )
+        return filled
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of training, as `train` takes them; what is not set is left out."""
+        named = {field.name: getattr(self, field.name) for field in fields(TrainingSettings)}
+        return {name: value for name, value in named.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without what is not set."""
-        return self.model_dump(mode="json", exclude_none=True, exclude_defaults=False)
+        written: dict[str, Any] = self.model_dump(mode="json", exclude_none=True, exclude_defaults=False)
+        return written

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..engines.workers.parent import end_with_parent
 from ..errors import FedflatError
 from ..storage.run_directory import difference
+from ..training.settings import TrainingSettings
 from .changes import changed, unchanged
 from .files import make_experiment
 from .problems import Lines
@@ -26,18 +27,7 @@ if TYPE_CHECKING:
 
 POLL = 0.2
 """Seconds between looks at whether to stop."""
-HOW = {
-    "rounds",
-    "engine",
-    "ray",
-    "threads",
-    "device",
-    "state_memory",
-    "checkpoint_every",
-    "trackers",
-    "data",
-    "download",
-}
+HOW = {"rounds", "engine", "ray", "trackers", "data", "download", *TrainingSettings.HOW}
 """What may differ between two runs of the same numbers."""
 DIED = "its process died; the system may have run out of memory. The same command goes on."
 STOPPED = "stopped"

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from ..errors import FedflatError, MissingExtra, explained
 from ..storage.files import replace_file
+from ..training.callbacks import Callback
+from ..training.record import RoundRecord
 from .changes import changed, split_values
 from .files import make_experiment
 from .parsing import parse_value
@@ -100,20 +102,10 @@ def tune(
     def objective(trial: Any) -> float:
         chosen = {key: _suggest(trial, key, range_) for key, range_ in ranges.items()}
         experiment = make_experiment(changed(content, {**chosen, "seed": seed}), source)
-        accuracies: list[float] = []
-
-        def report(round: Any) -> None:
-            if round.accuracy is not None:
-                accuracies.append(round.accuracy)
-                trial.report(round.accuracy, round.index)
-
-        def enough() -> bool:
-            return stop() or trial.should_prune()
-
-        place = out / f"trial-{trial.number}"
+        place, pruning = out / f"trial-{trial.number}", Pruning(trial)
         try:
             run = run_experiment(
-                experiment, place, resume=True, on_round=report, stop=enough, keep_states=False
+                experiment, place, callbacks=[pruning], resume=True, stop=stop, keep_states=False
             )
             if stop():
                 raise KeyboardInterrupt
@@ -122,7 +114,7 @@ def tune(
             raise
         if len(run.history) < (experiment.with_defaults().rounds or 1):
             raise optuna.TrialPruned
-        late = accuracies[-last:]
+        late = pruning.accuracies[-last:]
         return sum(late) / len(late)
 
     def told(study: Any, trial: Any) -> None:
@@ -147,6 +139,20 @@ def tune(
     }
     replace_file(out / "best.json", (json.dumps(found, indent=2) + "\n").encode())
     return dict(best.params), study.best_value
+
+
+class Pruning(Callback):
+    """Reports every test to a trial of Optuna, which ends runs that do badly early."""
+
+    def __init__(self, trial: Any) -> None:
+        self._trial = trial
+        self.accuracies: list[float] = []
+
+    def round(self, record: RoundRecord) -> bool:
+        if record.accuracy is not None:
+            self.accuracies.append(record.accuracy)
+            self._trial.report(record.accuracy, record.index)
+        return bool(self._trial.should_prune())
 
 
 def _suggest(trial: Any, key: str, range_: Range) -> Any:

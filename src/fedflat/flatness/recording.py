@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,10 +14,9 @@ from ..core.evaluation import LossFunction
 from ..core.flat import FlatModel
 from ..core.messages import Upload
 from ..data.federation import Federation
-from ..engines.base import Job
 from ..errors import FedflatError, nearest
 from ..server.server import Server
-from ..storage.client_store import ClientStore
+from ..training.callbacks import RoundObserver
 from . import MEASURES
 from .client_sharpness import ClientSharpness
 from .discrepancy import Discrepancy, flatness_discrepancy
@@ -26,6 +25,11 @@ from .local_round import RunState
 from .measure import Measure
 from .sharpness import sharpness
 from .update_sums import UpdateSums
+
+if TYPE_CHECKING:
+    from ..client.optimisers import LocalSGD
+    from ..training.record import RoundRecord
+    from ..training.train import Run
 
 FREE = ("distance", "drift")
 """From the uploads alone, without a pass over data."""
@@ -115,8 +119,10 @@ def _settings(measure: Measure) -> list[str]:
     return [name for name in measure.defaults if name not in own]
 
 
-class Recording:
-    """Takes the wanted measures of a run: `open` before a round, `receive` with every upload, `finish` after it."""
+class Recording(RoundObserver):
+    """Takes the wanted measures of a run."""
+
+    may_lag = True
 
     def __init__(
         self,
@@ -124,17 +130,16 @@ class Recording:
         model: FlatModel,
         federation: Federation,
         loss: LossFunction,
+        sgd: LocalSGD,
         announce: Callable[[str], None] | None = None,
     ) -> None:
         self._wanted = wanted(given)
         for one in self._wanted:
             one.measure.require()
-        self._model, self._federation, self._loss = model, federation, loss
+        self._model, self._federation, self._loss, self._sgd = model, federation, loss, sgd
         self._announce = announce or (lambda _: None)
         self._own: FlatModel | None = None
         self._initial_buffers = model.read_buffers()
-        self.seconds = 0.0
-        """of this round, spent on passes for measures between uploads"""
         if federation.test is None and (lost := [one for one in self._wanted if one.part == "test"]):
             raise FedflatError(
                 f"measure {lost[0].label}: the federation '{federation.name}' has no test set."
@@ -145,9 +150,12 @@ class Recording:
         """Whether anything is taken of the clients' updates."""
         return any(one.measure.name in FROM_UPLOADS for one in self._wanted)
 
-    def open(self, server: Server, index: int, last: bool, job: Job, clients: ClientStore) -> None:
-        """Begin a round: `server` has opened it, `clients` is what these keep."""
-        self._due = [one for one in self._wanted if one.due(index, last)]
+    def begin(self, run: Run) -> None:
+        self._run = run
+
+    def open(self, index: int) -> None:
+        server, settings = self._run.server, self._run.settings
+        self._due = [one for one in self._wanted if one.due(index, index == settings.rounds - 1)]
         self._sums = UpdateSums() if any(one.measure.name in FREE for one in self._due) else None
         self._local: _LocalSharpness | None = None
         self._of_all: Discrepancy | None = None
@@ -160,10 +168,10 @@ class Recording:
                     self._at(server.w, server.buffers),
                     self._federation,
                     _rho(one),
-                    job.sgd,
-                    seed=job.seed,
+                    self._sgd,
+                    seed=settings.seed,
                     loss=self._loss,
-                    after=RunState(server, clients, index, job.buffers, self._initial_buffers),
+                    after=RunState(server, self._run.clients, index, settings.buffers, self._initial_buffers),
                 )
                 self._announce("")
                 self.seconds = time.perf_counter() - began
@@ -171,7 +179,6 @@ class Recording:
                 self._local = _LocalSharpness(_rho(one))
 
     def receive(self, upload: Upload) -> None:
-        """Take from an accepted upload what is needed of it; it is not kept."""
         if self._sums is not None:
             self._sums.add(upload.local_update)
         if self._local is not None:
@@ -183,18 +190,16 @@ class Recording:
             self._local.add(upload.client, value, upload.samples)
             self.seconds += time.perf_counter() - began
 
-    def finish(self, server: Server) -> dict[str, float | None]:
-        """The numbers of the round, which is closed; none of what needs uploads if there were none."""
-        numbers: dict[str, float | None] = {}
+    def close(self, record: RoundRecord) -> None:
+        server = record.server
         for one in self._due:
-            if one.measure.name in FROM_UPLOADS and not server.accepted:
+            if one.measure.name in FROM_UPLOADS and not server.accepted:  # there is nothing to take it of
                 continue
             if one.measure.name not in FREE:
                 self._announce(one.label)
-            numbers |= one.measure.numbers(self._take(one, server), one.label)
+            record.measures |= one.measure.numbers(self._take(one, server), one.label)
         if self._due:
             self._announce("")
-        return numbers
 
     def _take(self, one: Wanted, server: Server) -> Any:
         name = one.measure.name

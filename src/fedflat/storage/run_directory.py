@@ -49,7 +49,7 @@ LAST_FINITE = "last_finite.safetensors"
 EXACT = ("torch", "cpu")
 """What of the environment the last digits of numbers depend on."""
 
-MAY_CHANGE = ("rounds", "how", "notes", "convolutions", "on_divergence")
+MAY_CHANGE = ("rounds", "how", "notes", "convolutions", "on_bad_upload", "on_divergence", "measure")
 """Settings that need not be the same to go on; the ways to convolve are kept, as far as the device has them."""
 
 

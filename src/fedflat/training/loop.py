@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -21,10 +21,9 @@ from ..server.server import NOT_UNDONE, Server
 from ..server.uploads import RejectedUpload
 from ..storage.client_store import ClientStore
 from ..storage.run_directory import RunDirectory
+from .callbacks import Callbacks
 from .record import RoundRecord
-
-if TYPE_CHECKING:
-    from ..flatness.recording import Recording
+from .settings import TrainingSettings
 
 PATIENCE = {"stop": 3, "restore": 10}
 """So many rounds in a row may come to nothing, without a finite upload or undone, before the run ends."""
@@ -51,19 +50,14 @@ class TrainingLoop:
     """what the clients keep"""
     engine: Engine
     participation: Participation
-    rounds: int
-    evaluate: str = "server"
-    eval_every: int = 1
+    settings: TrainingSettings
+    callbacks: Callbacks
+    history: list[dict[str, Any]]
+    """a row for every round so far"""
+    directory: RunDirectory | None = None
+    stop: Callable[[], bool] | None = None
     overlap: bool | None = None
     """whether a round's model may be tested while the next one trains; None: where nobody could tell"""
-    on_bad_upload: str = "skip"
-    on_divergence: str = "stop"
-    on_round: Callable[[RoundRecord], None] | None = None
-    stop: Callable[[], bool] | None = None
-    recording: Recording | None = None
-    directory: RunDirectory | None = None
-    history: list[dict[str, Any]] = field(default_factory=list)
-    """a row for every round so far"""
     _told: bool = False
     """whether a person knows that uploads are refused"""
     _lost: int = 0
@@ -71,7 +65,8 @@ class TrainingLoop:
 
     def run(self) -> None:
         """Take the rounds that are left."""
-        if len(self.history) >= self.rounds:
+        settings = self.settings
+        if len(self.history) >= settings.rounds:
             return
         self._mix = ClassMix.of(self.job.federation)
         if not is_finite(self.server.w):
@@ -86,28 +81,29 @@ class TrainingLoop:
         """a round whose model is tested while the next one trains"""
         try:
             self.engine.open(self.job)
-            for index in range(len(self.history), self.rounds):
-                last = index == self.rounds - 1
+            for index in range(len(self.history), settings.rounds):
+                last, stopping = index == settings.rounds - 1, False
                 try:
-                    record = self._train(index, last)
+                    record = self._train(index)
                 except FedflatError:
                     if late is not None:  # it did happen, though its test did not come to an end
                         self._tell_of(late[0])
                     raise
-                if self.recording is not None:
-                    record.measures = self.recording.finish(self.server)
+                for observer in self.callbacks.observers:
+                    observer.close(record)
                 if late is not None:
                     self._score(late[0], late[1]())
-                    self._tell_of(late[0])
+                    stopping = self._tell_of(late[0])
                     late = None
-                if self.job.federation.test is not None and (last or (index + 1) % self.eval_every == 0):
-                    tested = self.server.w if self.evaluate == "server" else self.server.average
-                    if isinstance(self.engine, TestsMeanwhile) and not last and self._can_wait(index + 1):
+                if self.job.federation.test is not None and (last or (index + 1) % settings.eval_every == 0):
+                    tested = self.server.w if settings.evaluate == "server" else self.server.average
+                    waits = not (last or stopping) and self._can_wait(index + 1)
+                    if isinstance(self.engine, TestsMeanwhile) and waits:
                         late = record, self.engine.evaluate_meanwhile(tested, self.server.buffers)
                         continue
                     self._score(record, self.engine.evaluate(tested, self.server.buffers))
-                self._tell_of(record)
-                if self._keep(index + 1, last):
+                stopping |= self._tell_of(record)
+                if self._keep(index + 1, last, stopping):
                     return
         finally:
             self.engine.close()
@@ -116,18 +112,18 @@ class TrainingLoop:
         """Whether nothing depends on a round's test before the next one is trained."""
         overlap = self.overlap
         if overlap is None:
-            overlap = self.on_round is None and self.stop is None
+            overlap = self.callbacks.may_lag and self.stop is None
         due = self.directory is not None and self.directory.due(done)
         return overlap and not due and not (self.stop is not None and self.stop())
 
-    def _train(self, index: int, last: bool) -> RoundRecord:
+    def _train(self, index: int) -> RoundRecord:
         """One round, from the server through the clients to the server."""
         began = time.perf_counter()
-        server, recording = self.server, self.recording
+        server, observers = self.server, self.callbacks.observers
         record = RoundRecord(index, [], server, lr=self.job.sgd.lr_in(index))
         server.open(index, record.lr)
-        if recording is not None:
-            recording.open(server, index, last, self.job, self.store)
+        for observer in observers:
+            observer.open(index)
 
         def download(client: int) -> Download:
             message = server.download(client)
@@ -148,13 +144,13 @@ class TrainingLoop:
             try:
                 server.receive(upload)
             except RejectedUpload as rejection:
-                if self.on_bad_upload == "stop":
+                if self.settings.on_bad_upload == "stop":
                     raise
                 refused.append((upload.client, str(rejection)))
                 spoiled = spoiled or is_spoiled(upload, server.buffers)
                 continue
-            if recording is not None:
-                recording.receive(upload)
+            for observer in observers:
+                observer.receive(upload)
             told = _Told(upload.loss, upload.samples, dict(upload.report))
             if self.store.budget is None:  # what a client keeps counts when the round does
                 told.state = {n: v.clone() if upload.borrowed else v for n, v in upload.state.items()}
@@ -164,7 +160,7 @@ class TrainingLoop:
         server.close()
         cause = self._cause(record.lr, {client: told.loss for client, told in good.items()}, refused)
         for client, sentence in [*server.refused, *self._undone(good)]:
-            if self.on_bad_upload == "stop":
+            if self.settings.on_bad_upload == "stop":
                 raise RejectedUpload(sentence)
             refused.append((client, sentence))
             good.pop(client)
@@ -182,7 +178,7 @@ class TrainingLoop:
         losses = [one for one in losses if one[0] == one[0]] or losses
         record.sum_up(losses, {client: told.report for client, told in good.items() if told.report})
         record.scalars, record.clipped = server.scalars(), list(server.clipped)
-        record.seconds = time.perf_counter() - began - (recording.seconds if recording is not None else 0.0)
+        record.seconds = time.perf_counter() - began - sum(observer.seconds for observer in observers)
         return record
 
     def _undone(self, good: Iterable[int]) -> list[tuple[int, str]]:
@@ -210,12 +206,12 @@ class TrainingLoop:
             return
         self._lost += 1
         record.undone = f"{found} {cause}"
-        if server.undone is not None and self.on_divergence == "stop":
+        if server.undone is not None and self.settings.on_divergence == "stop":
             raise Diverged(
                 f"round {record.index}: {record.undone} With on_divergence='restore' such rounds are undone, and the "
                 "run goes on."
             )
-        if self._lost >= min(PATIENCE[self.on_divergence], self.rounds):
+        if self._lost >= min(PATIENCE[self.settings.on_divergence], self.settings.rounds):
             raise Diverged(
                 f"round {record.index}: {record.undone} {self._lost} rounds in a row came to nothing."
             )
@@ -267,17 +263,14 @@ class TrainingLoop:
             record.accuracy_by_group = dict(zip(names, score.by_group, strict=True))
         record.client_accuracy = self._mix.spread(score.by_class) if self._mix and score.by_class else None
 
-    def _tell_of(self, record: RoundRecord) -> None:
-        """Write down what happened in a round."""
+    def _tell_of(self, record: RoundRecord) -> bool:
+        """Write down what happened in a round; whether a callback ends the run."""
         self.history.append(record.row())
-        if self.directory is not None:
-            self.directory.round(self.history[-1])
-        if self.on_round is not None:
-            self.on_round(record)
+        return self.callbacks.round(record)
 
-    def _keep(self, done: int, last: bool) -> bool:
+    def _keep(self, done: int, last: bool, stopping: bool) -> bool:
         """Make what is there after so many rounds last, if it is time; whether to stop here."""
-        stopping = self.stop is not None and self.stop()
+        stopping = stopping or (self.stop is not None and self.stop())
         if self.directory is not None and (
             self.directory.keep_states if last else stopping or self.directory.due(done)
         ):

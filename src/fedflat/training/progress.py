@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from .callbacks import Callback
+
 if TYPE_CHECKING:
     from .record import RoundRecord
+    from .train import Run
 
 PLAIN_LINES = 10
 """How many lines a run prints where there is no terminal."""
 
 
-class RunProgress:
-    """One run's progress; use it as a context and call `update` after every round."""
+class RunProgress(Callback):
+    """One run's progress on a console, by default that of the script or the notebook."""
 
-    def __init__(self, console: Console, label: str, rounds: int) -> None:
-        self._console, self._label, self._rounds = console, label, rounds
-        self._began = time.perf_counter()
+    may_lag = True
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console = console or Console()
+        self._live = console.is_terminal or console.is_jupyter
         self._accuracy = self._loss = "–"
         self._rejected = 0
-        self._first: int | None = None
-        """the first round seen: a resumed run does not begin at 0"""
         self._bar = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
@@ -37,39 +39,34 @@ class RunProgress:
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[note]}", style="yellow", markup=False),
             console=console,
-            disable=not console.is_terminal,
+            disable=not self._live,
         )
-        self._task = self._bar.add_task(label, total=rounds, accuracy="–", loss="–", note="")
+        self._task = self._bar.add_task("", total=None, accuracy="–", loss="–", note="")
 
-    def __enter__(self) -> RunProgress:
+    def begin(self, run: Run) -> None:
+        self._began, self._first = time.perf_counter(), len(run.history)
+        self._label, self._rounds = run.method.name, run.settings.rounds
+        self._bar.update(self._task, description=self._label, total=self._rounds, completed=self._first)
         self._bar.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def end(self, run: Run) -> None:
         self._bar.stop()
 
-    def update(self, round: RoundRecord) -> None:
-        """Show a finished round."""
-        if round.accuracy is not None:
-            self._accuracy = f"{round.accuracy:.1%}"
-        if round.loss is not None:
-            self._loss = f"{round.loss:.3f}"
-        self._first = round.index if self._first is None else self._first
-        self._rejected += len(round.rejected)
-        for sentence in round.rejected:
+    def round(self, record: RoundRecord) -> None:
+        if record.accuracy is not None:
+            self._accuracy = f"{record.accuracy:.1%}"
+        if record.loss is not None:
+            self._loss = f"{record.loss:.3f}"
+        self._rejected += len(record.rejected)
+        for sentence in record.rejected:
             said = Text.assemble(("left out:", "yellow"), f" {sentence}")
             self._bar.console.print(said, highlight=False)
         note = f"{self._rejected} uploads left out" if self._rejected else ""
         self._bar.update(
-            self._task, completed=round.index + 1, accuracy=self._accuracy, loss=self._loss, note=note
+            self._task, completed=record.index + 1, accuracy=self._accuracy, loss=self._loss, note=note
         )
-        if not self._console.is_terminal:
-            self._print_line(round.index + 1, note)
+        if not self._live:
+            self._print_line(record.index + 1, note)
 
     def measuring(self, name: str) -> None:
         """Show that a measure is being taken; an empty name: that it is done."""
@@ -83,7 +80,7 @@ class RunProgress:
         every = max(1, self._rounds // PLAIN_LINES)
         if done % every and done != self._rounds:
             return
-        seen = done - (self._first or 0)
+        seen = done - self._first
         left = (time.perf_counter() - self._began) / seen * (self._rounds - done)
         parts = [
             self._label,

@@ -1,8 +1,8 @@
 """Sending metrics elsewhere while a run goes on: TensorBoard, Weights & Biases, MLflow, trackio; each an extra.
 
-A tracker is told the settings once, then a flat row of numbers after every round, then that the run has ended. It
-begins with the first round, when the run directory is known to be this process's own. A run that goes on goes on in
-its trackers: `first` is then not 0, and what a tracker has heard of that round and later ones is out of date.
+A tracker is told the settings once, then a flat row of numbers after every round, then that the run has ended. A
+resumed run is resumed in its trackers: `first` is then not 0, and what a tracker has heard of that round and later
+ones is out of date.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import FedflatError, MissingExtra, nearest
+from .callbacks import Callback
+
+if TYPE_CHECKING:
+    from .record import RoundRecord
+    from .train import Run
 
 
 class Tracker(Protocol):
@@ -189,44 +193,35 @@ def check_trackers(names: Sequence[str]) -> None:
             raise FedflatError(f"There is no tracker '{name}'.{nearest(name, TRACKERS)}")
 
 
-class Trackers:
-    """Several trackers at once; use it as a context. One that fails is left out: the run is worth more."""
+class Trackers(Callback):
+    """Several trackers at once. One that fails is left out: the run is worth more."""
 
-    def __init__(
-        self, names: Sequence[str], title: str, settings: Mapping[str, Any], out: str | Path | None
-    ) -> None:
+    may_lag = True
+
+    def __init__(self, names: Sequence[str], settings: Mapping[str, Any], out: str | Path | None) -> None:
         check_trackers(names)
         for name in names:
             TRACKERS[name].require()
-        self._names, self._title, self._settings = names, title, settings
+        self._names, self._settings = names, settings
         self._place = None if out is None else Path(out)
-        self._trackers: dict[str, Tracker] | None = None
+        self._trackers: dict[str, Tracker] = {}
 
-    def __enter__(self) -> Trackers:
-        return self
+    def begin(self, run: Run) -> None:
+        title, first = run.method.name, len(run.history)
+        for name in self._names:
+            with self._left_out(name):
+                self._trackers[name] = TRACKERS[name](title, self._settings, self._place, first)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def round(self, record: RoundRecord) -> None:
+        if self._trackers:
+            numbers = {name: value for name, value in _flat(record.row()).items() if _is_number(value)}
+            self._each(lambda tracker: tracker.round(record.index, numbers))
+
+    def end(self, run: Run) -> None:
         self._each(lambda tracker: tracker.finish())
 
-    def round(self, row: Mapping[str, Any]) -> None:
-        """Tell all of them about a round."""
-        index = int(row["index"])
-        if self._trackers is None:
-            self._trackers = {}
-            for name in self._names:
-                with self._left_out(name):
-                    self._trackers[name] = TRACKERS[name](self._title, self._settings, self._place, index)
-        if self._trackers:
-            numbers = {name: value for name, value in _flat(row).items() if _is_number(value)}
-            self._each(lambda tracker: tracker.round(index, numbers))
-
     def _each(self, action: Callable[[Tracker], None]) -> None:
-        for name, tracker in list((self._trackers or {}).items()):
+        for name, tracker in list(self._trackers.items()):
             with self._left_out(name):
                 action(tracker)
 
@@ -236,7 +231,7 @@ class Trackers:
         try:
             yield
         except Exception as problem:
-            (self._trackers or {}).pop(name, None)
+            self._trackers.pop(name, None)
             warnings.warn(f"The tracker {name} failed and is left out: {problem}", stacklevel=4)
 
 

@@ -110,6 +110,7 @@ class Flower:
             str(self._dtype).removeprefix("torch."),
             self._report,
             column_of(job.model.module),
+            job.oracle,
         ).text()
         self._sizes = dict.fromkeys(("update", *job.method.up), job.model.size)
         held = job.model.read_buffers()

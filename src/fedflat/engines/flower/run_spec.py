@@ -11,7 +11,7 @@ from ...client.optimisers import LocalSGD
 from ...errors import FedflatError
 from ...methods.method import Method
 
-FORMAT = 3
+FORMAT = 4
 """Raise it when terms or messages change; a client refuses others."""
 
 
@@ -36,6 +36,8 @@ class RunSpec:
     """whether clients test what they receive and say how it did"""
     convolutions: str | None
     """the column of `models.fast` that the model's convolutions go by, chosen for the server's processor"""
+    oracle: str
+    """how gradients are computed, see `TrainingSettings`"""
     format: int = FORMAT
 
     @classmethod
@@ -53,6 +55,7 @@ class RunSpec:
         dtype: str,
         report: bool,
         convolutions: str | None,
+        oracle: str,
     ) -> RunSpec:
         """From the things they mean."""
         local = asdict(sgd)
@@ -69,6 +72,7 @@ class RunSpec:
             dtype,
             report,
             convolutions,
+            oracle,
         )
 
     def text(self) -> str:
@@ -98,6 +102,8 @@ class RunSpec:
             )
         if terms.dtype not in ("float32", "float64"):
             raise FedflatError("The server's message names a type of numbers that cannot be.")
+        if terms.oracle not in ("auto", "autograd"):
+            raise FedflatError("The server's message names a way to compute gradients that cannot be.")
         return terms
 
     @property

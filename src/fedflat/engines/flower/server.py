@@ -12,7 +12,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -21,7 +20,7 @@ from ...core.evaluation import LossFunction
 from ...data.federation import Federation
 from ...data.on_nodes import as_on_nodes
 from ...errors import FedflatError, explained, nearest
-from ...experiments.build import make_participation, make_sgd
+from ...experiments.build import make_local, make_participation
 from ...experiments.files import load_experiment
 from ...experiments.schema import Experiment
 from ...methods.text import as_method
@@ -117,37 +116,23 @@ def serve(
     federation = RemoteFederation(clients, facts.shape, facts.classes, facts.vocabulary, held)
     name = filled.model or "mlp"
     engine = Flower(grid, nodes, "" if model is not None else name, run_name(out), patience, report)
+    careful: dict[str, Any] = {"checkpoint_every": 1}
+    if "on_divergence" not in filled.model_fields_set:
+        careful["on_divergence"] = "restore"  # one hostile client must not end the run
     say(logging.INFO, f"{method.name}: {filled.rounds} rounds with {clients} clients, in {out}")
     run = train(
         federation,
         name if model is None else model(facts.shape, facts.classes),
         method,
-        local=make_sgd(filled.local),
-        participation=make_participation(filled.participation),
-        rounds=filled.rounds or 1,
-        weighting=filled.weighting,
-        evaluate=filled.evaluate,
-        eval_every=filled.eval_every,
-        seed=filled.seed,
-        dtype=getattr(torch, filled.dtype),
-        fast=filled.fast,
-        device=filled.device,
+        make_local(filled.local),
+        make_participation(filled.participation),
         engine=engine,
-        buffers=filled.buffers,
-        on_bad_upload=filled.on_bad_upload,
-        # one hostile client must not end the run: where nothing is said, its round is undone
-        on_divergence=filled.on_divergence if "on_divergence" in filled.model_fields_set else "restore",
-        norm_bound=filled.norm_bound,
-        over_bound=filled.over_bound,
-        max_share=MAX_SHARE if filled.max_share is None else filled.max_share,
-        aggregate=filled.aggregate,
         loss=loss,
         out=out,
         on_round=_tell,
-        threads=filled.threads,
         resume=True,
-        checkpoint_every=1,
         experiment=as_on_nodes(filled.to_dict(), filled.model if model is None else None),
+        **{"max_share": MAX_SHARE, **filled.settings(), **careful},
     )
     say(logging.INFO, f"done; the model is {out / 'model.safetensors'}")
     return run
