@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..core.evaluation import ClassMix, Score
 from ..core.finite import is_finite, is_spoiled, likely_cause
 from ..core.messages import Download, Missing
-from ..engines.base import Engine, Job, TestsMeanwhile
+from ..core.metrics import Score
+from ..engines.base import Engine, Future, Job
 from ..errors import Diverged, FedflatError
 from ..server.participation import Participation
 from ..server.server import NOT_UNDONE, RejectedUpload, Server
 from ..storage.client_store import ClientStore
 from ..storage.run_directory import RunDirectory
+from .class_mix import ClassMix
 from .record import RoundRecord
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class TrainingLoop:
             self._lost += bool(row.get("undone"))
             if row["clients"] and not row.get("undone"):
                 break
-        late: tuple[RoundRecord, Callable[[], Score]] | None = None
+        late: tuple[RoundRecord, Future] | None = None
         """a round whose model is tested while the next one trains"""
         try:
             self.engine.open(self.job)
@@ -96,15 +97,16 @@ class TrainingLoop:
                 if self.recording is not None:
                     record.measures = self.recording.finish(self.server)
                 if late is not None:
-                    self._score(late[0], late[1]())
+                    self._score(late[0], late[1].result())
                     self._tell_of(late[0])
                     late = None
                 if self.job.federation.test is not None and (last or (index + 1) % self.eval_every == 0):
                     tested = self.server.w if self.evaluate == "server" else self.server.average
-                    if isinstance(self.engine, TestsMeanwhile) and not last and self._can_wait(index + 1):
-                        late = record, self.engine.evaluate_meanwhile(tested, self.server.buffers)
+                    score = self.engine.evaluate(tested, self.server.buffers)
+                    if not score.done() and not last and self._can_wait(index + 1):
+                        late = record, score
                         continue
-                    self._score(record, self.engine.evaluate(tested, self.server.buffers))
+                    self._score(record, score.result())
                 self._tell_of(record)
                 if self._keep(index + 1, last):
                     return
@@ -259,12 +261,15 @@ class TrainingLoop:
                 self.directory.log(sentence)
 
     def _score(self, record: RoundRecord, score: Score) -> None:
-        """What a test of the round's model found."""
-        record.accuracy, record.loss = score.accuracy, score.loss
-        if score.by_group is not None:
+        """Write down what a test of the round's model found."""
+        further = dict(score)
+        record.accuracy, record.loss = further.pop("accuracy", None), further.pop("loss", None)
+        by_class, by_group = further.pop("accuracy_by_class", None), further.pop("accuracy_by_group", None)
+        if by_group is not None:
             names = self.job.federation.test_group_names
-            record.accuracy_by_group = dict(zip(names, score.by_group, strict=True))
-        record.client_accuracy = self._mix.spread(score.by_class) if self._mix and score.by_class else None
+            record.accuracy_by_group = dict(zip(names, by_group, strict=True))
+        record.client_accuracy = self._mix.spread(by_class) if self._mix and by_class else None
+        record.metrics = further
 
     def _tell_of(self, record: RoundRecord) -> None:
         """Write down what happened in a round."""
