@@ -7,6 +7,7 @@ shared out: a score is made of whole numbers (`Counting`), or is kept batch by b
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -155,10 +156,18 @@ class Accuracy(Counting):
         return None if batch.hits is None else [[int(batch.hits.sum())], [batch.hits.numel()]]
 
     def compute(self, score: list[list[int]]) -> float:
-        return _fractions(score)[0]
+        (hits,), (count,) = score
+        return hits / count
 
 
-class AccuracyByClass(Counting):
+class Fractions(Counting):
+    """A metric of hits over occurrences by class or group, NaN where there are none."""
+
+    def compute(self, score: list[list[int]]) -> list[float]:
+        return [hits / count if count else math.nan for hits, count in zip_longest(*score, fillvalue=0)]
+
+
+class AccuracyByClass(Fractions):
     """The fraction of every class's targets predicted right, NaN for a class that does not occur."""
 
     name = "accuracy_by_class"
@@ -168,11 +177,8 @@ class AccuracyByClass(Counting):
             return None
         return _count(batch.labels, batch.hits, least=max((2, *batch.outputs.shape[1:2])))
 
-    def compute(self, score: list[list[int]]) -> list[float]:
-        return _fractions(score)
 
-
-class AccuracyByGroup(Counting):
+class AccuracyByGroup(Fractions):
     """The fraction of every user's or domain's targets predicted right, where it is known whose samples are whose."""
 
     name = "accuracy_by_group"
@@ -183,18 +189,10 @@ class AccuracyByGroup(Counting):
         groups = batch.groups.view(-1, *(1,) * (batch.hits.ndim - 1)).expand_as(batch.hits)
         return _count(groups, batch.hits, least=1)
 
-    def compute(self, score: list[list[int]]) -> list[float]:
-        return _fractions(score)
-
 
 def _count(numbers: Tensor, hits: Tensor, least: int) -> list[list[int]]:
     """How often every number is hit, and how often it occurs."""
     return [torch.bincount(found, minlength=least).tolist() for found in (numbers[hits], numbers.flatten())]
-
-
-def _fractions(score: list[list[int]]) -> list[float]:
-    """Hits over occurrences, NaN where there are none."""
-    return [hits / count if count else float("nan") for hits, count in zip_longest(*score, fillvalue=0)]
 
 
 METRICS: dict[str, type[Metric]] = {
