@@ -127,7 +127,7 @@ def pack_download(
     shared = {name: vector for name, vector in vectors.items() if name not in each}
     return {
         "order": {"client": client, "round": download.round, "lr": download.lr},
-        "common": _joined({"start": download.start, **_buffers(download.buffers)}, shared),
+        "common": _vectors("start", download.start, shared, download.buffers),
         "each": {name: vector for name, vector in vectors.items() if name in each},
         "scalars": {name: float(v) for name, v in download.values.items() if name not in vectors},
         "state": dict(state),
@@ -146,7 +146,7 @@ def unpack_download(parts: Parts) -> tuple[int, Download, dict[str, Tensor]]:
 def pack_upload(upload: Upload) -> Parts:
     """Pack an upload; `state` and `trained` are for a simulation, and stay on the node of a real client."""
     return {
-        "vectors": _joined({"update": upload.update, **_buffers(upload.buffers)}, upload.vectors),
+        "vectors": _vectors("update", upload.update, upload.vectors, upload.buffers),
         "numbers": {**{name: int(getattr(upload, name)) for name in NUMBERS}, "loss": float(upload.loss)},
         "report": {name: float(value) for name, value in upload.report.items()},
         "state": dict(upload.state),
@@ -189,8 +189,12 @@ def _buffers(buffers: Tensor | None) -> dict[str, Tensor]:
     return {} if buffers is None else {"buffers": buffers}
 
 
-def _joined(own: dict[str, Tensor], of_method: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A message's own vectors and those of the method, which must not have their names."""
-    for name in own.keys() & of_method.keys():
-        raise FedflatError(f"A mechanism sends a vector named '{name}', which every message has: rename it.")
-    return own | dict(of_method)
+def _vectors(
+    name: str, main: Tensor, of_method: Mapping[str, Tensor], buffers: Tensor | None
+) -> dict[str, Tensor]:
+    """A message's main vector, those of the method, which must not have its names, and the buffers."""
+    for taken in of_method.keys() & {name, "buffers"}:
+        raise FedflatError(
+            f"A mechanism sends a vector named '{taken}', which messages have already: rename it."
+        )
+    return {name: main, **of_method, **_buffers(buffers)}

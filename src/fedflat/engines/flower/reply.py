@@ -71,7 +71,5 @@ def _report(
     shard = data.test or data.client(0)
     training.model.write_buffers(state.get("buffers", download.buffers))
     score = evaluate(training.model, download.start, shard, training.loss, Metrics(("loss", "accuracy")))
-    return {
-        **{name: value for name, value in score.items() if value is not None},
-        "samples": float(len(shard)),
-    }
+    told = {"loss": score["loss"], "samples": float(len(shard)), "accuracy": score["accuracy"]}
+    return {name: value for name, value in told.items() if value is not None}
