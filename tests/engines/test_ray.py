@@ -346,16 +346,23 @@ def test_the_same_score_on_ray(engine):
 @pytest.mark.parametrize("eval_every", [1, 2])
 def test_models_are_tested_while_the_next_round_trains(engine, eval_every, monkeypatch):
     given: list[bool] = []
-    plain = ff.Ray._let_test
+    let_test, open_engine = ff.Ray._let_test, ff.Ray.open
 
     def watched(self, actor):
         busy = [a for a in self._pool.busy() if not isinstance(a.task, range)]
-        found = plain(self, actor)
+        found = let_test(self, actor)
         if found and busy:
             given.append(True)
         return found
 
+    def open_all(self, job):
+        """With one actor there would be none to test on."""
+        open_engine(self, job)
+        while self._pool.up < 2:
+            assert not self._pool.wait()
+
     monkeypatch.setattr(ff.Ray, "_let_test", watched)
+    monkeypatch.setattr(ff.Ray, "open", open_all)
     options = {"eval_every": eval_every, "participation": 1, "module": Slow()}
     apart = train("scaffold", engine, overlap=False, **options)
     assert not given
