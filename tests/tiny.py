@@ -5,9 +5,14 @@ import time
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fedflat as ff
+from fedflat.core.evaluation import evaluate
+from fedflat.core.flat import FlatModel
+from fedflat.core.metrics import BatchOutputs, InOrder, Metrics
+from fedflat.engines.base import Engine, Job
 
 
 def federation(seed: int = 0) -> ff.Federation:
@@ -60,6 +65,41 @@ def same(a: ff.Run, b: ff.Run) -> None:
         ours, theirs = a.clients.get(client), b.clients.get(client)
         assert ours.keys() == theirs.keys()
         assert all(ours[name].equal(theirs[name]) for name in ours)
+
+
+class Entropy(InOrder):
+    """A metric of a test's own: the mean entropy of what the model says."""
+
+    name = "entropy"
+
+    def keep(self, batch: BatchOutputs) -> list[float]:
+        return torch.distributions.Categorical(logits=batch.outputs).entropy().tolist()
+
+    def combine(self, kept) -> float:
+        return sum(value for batch in kept for value in batch)
+
+
+def score_twice(engine: Engine) -> None:
+    """Have two models tested that change at once; their scores must be those of one process."""
+    model = FlatModel(network(norm=True))
+    metrics = Metrics(["accuracy", Entropy(), "loss", "accuracy_by_group"])
+    job = Job(federation(), model, ff.fedavg(), ff.LocalSGD(), F.cross_entropy, 0, "average", metrics=metrics)
+    w, buffers = model.vector.clone(), model.read_buffers()
+    points = [(w + 0.1 * n, buffers + 0.2 * n) for n in (1, 2)]
+    expected = []
+    for point, statistics in points:
+        model.write_buffers(statistics)
+        expected.append(evaluate(model, point, job.federation.test, F.cross_entropy, metrics))
+    assert expected[0] != expected[1]
+    engine.open(job)
+    try:
+        for (point, statistics), score in zip(points, expected, strict=True):
+            future = engine.evaluate(point, statistics)
+            point.zero_(), statistics.zero_()
+            assert future.result() == score == future.result()
+            assert future.done()
+    finally:
+        engine.close()
 
 
 class Slow(nn.Module):

@@ -20,8 +20,8 @@ from test_resume import Child, federation, fedflat, same_run, train, wait_until,
 from torch import nn
 
 import fedflat as ff
-from fedflat.engines.workers import parent, shared_memory as arena
-from fedflat.engines.workers.shared_memory import Arena
+from fedflat.engines.workers import parent, shared_memory
+from fedflat.engines.workers.shared_memory import SharedMemory
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
 
@@ -147,7 +147,7 @@ def test_a_disk_that_is_read_only(can_mount: None, tmp_path: Path):
         alone()
         mount(place, 64)
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        arena._SHARED_MEMORY = place
+        shared_memory._SHARED_MEMORY = place
         tempfile.tempdir = str(place)
 
     code, _, errors = fedflat("run", file, "--set", "engine=inprocess", "--out", place / "run", before=frozen)
@@ -164,8 +164,8 @@ def test_a_disk_that_is_read_only(can_mount: None, tmp_path: Path):
 
 def test_all_room_is_taken_at_once(tmp_path: Path, monkeypatch):
     """A file with holes would end the process that writes to it when the disk is full by then."""
-    monkeypatch.setattr(arena, "_SHARED_MEMORY", tmp_path)
-    made = Arena.make({"a": 300_000, "b": 7}, torch.float64)
+    monkeypatch.setattr(shared_memory, "_SHARED_MEMORY", tmp_path)
+    made = SharedMemory.make({"a": 300_000, "b": 7}, torch.float64)
     assert os.fstat(made._handle).st_blocks * 512 >= 300_007 * 8
     made.close()
 
@@ -174,7 +174,7 @@ def test_all_room_is_taken_at_once(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ff.FedflatError, match=r"share 2\.4 MB.*No space left.*set TMPDIR.*fewer workers"):
-        Arena.make({"a": 300_000}, torch.float64)
+        SharedMemory.make({"a": 300_000}, torch.float64)
     assert not list(tmp_path.iterdir())
 
 

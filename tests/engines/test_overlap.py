@@ -9,8 +9,6 @@ from tiny import Slow, network, same, train
 from torch import nn
 
 import fedflat as ff
-from fedflat.core.evaluation import BatchScore
-from fedflat.engines.test_shares import Shares
 from fedflat.engines.workers.engine import Workers
 
 
@@ -21,10 +19,10 @@ def meanwhile(monkeypatch) -> list[range]:
     plain = Workers._let_test
 
     def watched(self, worker):
-        busy = [w for w in self._workers if type(w.running).__name__ == "_Running"]
+        busy = [w for w in self._workers if isinstance(w.task, int)]
         plain(self, worker)
-        if busy and worker.running is not None:
-            found.append(worker.running.share)
+        if busy and worker.task is not None:
+            found.append(worker.task)
 
     monkeypatch.setattr(Workers, "_let_test", watched)
     return found
@@ -115,21 +113,3 @@ def test_a_worker_that_dies_while_it_tests_changes_nothing(overlap, tmp_path):
     run = train("fedavg", ff.Workers(3), module=DiesOnce(str(tmp_path / "died")), overlap=overlap)
     assert (tmp_path / "died").exists()
     same(run, expected)
-
-
-def test_shares_cover_every_batch_once_and_are_summed_in_their_order():
-    for batches in range(1, 20):
-        for workers in range(1, 5):
-            shares = Shares(batches, workers, buffers=False)
-            out = []
-            while (share := shares.hand_out()) is not None:
-                out.append(share)
-            assert [number for share in out for number in share] == list(range(batches))
-            with pytest.raises(ff.FedflatError, match="in part"):
-                shares.total()
-            for share in reversed(out):
-                shares.receive(share, [BatchScore(1, float(n), [n % 2, 0], [1, 0]) for n in share])
-            assert shares.done
-            total = shares.total()
-            assert total.loss == sum(range(batches)) / batches
-            assert total.accuracy == sum(n % 2 for n in range(batches)) / batches

@@ -168,9 +168,9 @@ def test_statistics_are_accounted_for_too(policy: str, method: str, tmp_path: Pa
 
 
 def test_a_field_that_nobody_explained_is_not_passed_over(monkeypatch):
-    from fedflat.engines.flower import reply
+    from fedflat.core import messages
 
-    monkeypatch.setattr(reply, "NUMBERS", (*reply.NUMBERS, "bytes"))
+    monkeypatch.setattr(messages, "NUMBERS", (*messages.NUMBERS, "bytes"))
     with pytest.raises(ff.FedflatError, match=r"holds 'bytes' \(numbers\), and nobody has said what that is"):
         leaving(ff.fedavg())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import Slow, federation, network, same, send_with_their_classes, train
+from tiny import Slow, federation, network, same, score_twice, send_with_their_classes, train
 from torch import nn
 
 import fedflat as ff
@@ -334,3 +334,38 @@ def test_packed_tensors_keep_their_order_and_are_sent_once():
     assert again["last"].equal(things["last"]) and again["labels"].equal(things["labels"])
     assert all(a.equal(b) for a, b in zip(again["slices"], things["slices"], strict=True))
     assert np.shares_memory(again["slices"][1].numpy(), again["slices"][2].numpy())
+
+
+# -- tests while clients run -----------------------------------------------------------------------
+
+
+def test_the_same_score_on_ray(engine):
+    score_twice(engine)
+
+
+@pytest.mark.parametrize("eval_every", [1, 2])
+def test_models_are_tested_while_the_next_round_trains(engine, eval_every, monkeypatch):
+    given: list[bool] = []
+    let_test, open_engine = ff.Ray._let_test, ff.Ray.open
+
+    def watched(self, actor):
+        busy = [a for a in self._pool.busy() if not isinstance(a.task, range)]
+        found = let_test(self, actor)
+        if found and busy:
+            given.append(True)
+        return found
+
+    def open_all(self, job):
+        """With one actor there would be none to test on."""
+        open_engine(self, job)
+        while self._pool.up < 2:
+            assert not self._pool.wait()
+
+    monkeypatch.setattr(ff.Ray, "_let_test", watched)
+    monkeypatch.setattr(ff.Ray, "open", open_all)
+    options = {"eval_every": eval_every, "participation": 1, "module": Slow()}
+    apart = train("scaffold", engine, overlap=False, **options)
+    assert not given
+    same(train("scaffold", engine, overlap=True, **options), apart)
+    assert given
+    same(apart, train("scaffold", "inprocess", **options))

@@ -107,15 +107,15 @@ def test_targets_of_the_bernoulli_loss_are_classes(shape, loss):
     model = OneLogit(column=len(shape) == 2)
     score = evaluate(FlatModel(model, torch.float64), None, ff.Federation([(x, y)]).client(0), loss)
     accuracy, by_class = by_hand(model.double())
-    assert score.accuracy == pytest.approx(accuracy, abs=1e-12)
-    assert score.by_class == pytest.approx(by_class, abs=1e-12)
+    assert score["accuracy"] == pytest.approx(accuracy, abs=1e-12)
+    assert score["accuracy_by_class"] == pytest.approx(by_class, abs=1e-12)
 
 
 def test_a_column_of_labels_is_compared_row_by_row():
     data = ff.Federation([(TEST[0], TEST[1][:, None])]).client(0)
     model = OneLogit()
     score = evaluate(FlatModel(model, torch.float64), None, data, bernoulli)
-    assert score.accuracy == pytest.approx(by_hand(model.double())[0], abs=1e-12)
+    assert score["accuracy"] == pytest.approx(by_hand(model.double())[0], abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +133,15 @@ def test_without_two_classes_there_is_no_accuracy(targets, loss):
     """Counts, probabilities and numbers: one output says nothing about a class."""
     data = ff.Federation([(TEST[0], targets)]).client(0)
     score = evaluate(FlatModel(OneLogit(), torch.float64), None, data, loss)
-    assert score.accuracy is None
-    assert score.by_class is None
-    assert math.isfinite(score.loss)
+    assert score["accuracy"] is None
+    assert score["accuracy_by_class"] is None
+    assert math.isfinite(score["loss"])
 
 
 def test_the_only_class_of_cross_entropy_is_always_right():
     data = ff.Federation([(TEST[0], torch.zeros(TESTS, dtype=torch.int64))]).client(0)
     score = evaluate(FlatModel(OneLogit(), torch.float64), None, data, F.cross_entropy)
-    assert score.accuracy == 1.0
+    assert score["accuracy"] == 1.0
 
 
 # -- distillation ----------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_the_servers_own_test_set_keeps_its_groups():
     assert roster.test_group_names == held.test_group_names
     model = FlatModel(nn.Linear(6, 3))
     scores = [evaluate(model, None, data.test, nn.functional.cross_entropy) for data in (held, roster)]
-    assert scores[0].by_group == scores[1].by_group is not None
+    assert scores[0]["accuracy_by_group"] == scores[1]["accuracy_by_group"] is not None
 
 
 # -- FedWMSAM, Table 2 -----------------------------------------------------------------------------

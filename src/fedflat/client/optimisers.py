@@ -6,12 +6,13 @@ Importing this does not import torch: experiment files are checked against these
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..core.parameters import check_parameters, choice, flag, number, text
-from ..errors import FedflatError
+from ..errors import FedflatError, nearest
 from .schedules import Linear, Schedule, parse_schedule, parse_within
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ class LocalOptimiser:
             return self.steps
         assert self.epochs is not None
         return self.epochs * math.ceil(samples / (self.batch_size or samples))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write the settings down, with the optimiser's name."""
+        return {"optimiser": self.name, **asdict(self)}
 
     @property
     def folds(self) -> bool:
@@ -196,6 +201,14 @@ class _Adam:
         if adam.weight_decay and adam.decoupled:
             along.add_(w, alpha=adam.weight_decay)
         w.add_(along, alpha=-lr)
+
+
+def read_optimiser(given: Mapping[str, Any]) -> LocalOptimiser:
+    """Make an optimiser from what `to_dict` wrote."""
+    name, rest = given.get("optimiser", "sgd"), {k: v for k, v in given.items() if k != "optimiser"}
+    if name not in OPTIMISERS:
+        raise FedflatError(f"There is no optimiser '{name}'.{nearest(str(name), OPTIMISERS)}")
+    return OPTIMISERS[name](**rest)
 
 
 OPTIMISERS: dict[str, type[LocalOptimiser]] = {kind.name: kind for kind in (LocalSGD, LocalAdam, LocalAdamW)}

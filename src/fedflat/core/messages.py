@@ -1,13 +1,31 @@
-"""What travels from the server to a client or back: named vectors, numbers."""
+"""What travels from the server to a client or back: named vectors, numbers; and how any transport packs it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
+from ..errors import FedflatError
+
 Values = Mapping[str, Tensor | float]
+
+Parts = dict[str, dict[str, Any]]
+"""A packed message: vectors and numbers by part and name. A transport only has to carry these."""
+
+NUMBERS = (
+    "client",
+    "round",
+    "samples",
+    "steps",
+    "forward",
+    "backward",
+    "spared_forward",
+    "spared_backward",
+)
+"""The whole numbers of an upload."""
 
 
 def vectors_in(values: Values) -> int:
@@ -80,12 +98,6 @@ class Upload:
         """What the client trained, as far as it is to be seen."""
         return self.update if self.trained is None else self.trained
 
-    def numbers(self) -> dict[str, float]:
-        """Everything that is no vector."""
-        names = ["client", "round", "samples", "steps", "loss"]
-        names += ["forward", "backward", "spared_forward", "spared_backward"]
-        return {name: getattr(self, name) for name in names}
-
     @property
     def bytes(self) -> int:
         """Its size on the wire, without framing."""
@@ -101,5 +113,88 @@ class Missing:
     """a sentence, without the client and the round"""
 
 
-def _buffers(buffers: Tensor | None) -> Values:
+# -- packing ---------------------------------------------------------------------------------------
+
+
+def pack_download(
+    client: int, download: Download, state: Mapping[str, Tensor], each: Collection[str]
+) -> Parts:
+    """Pack what a client's round starts from.
+
+    The part `common` is alike for all clients of a round; the vectors in `each` are every client's own.
+    """
+    vectors = {name: value for name, value in download.values.items() if isinstance(value, Tensor)}
+    shared = {name: vector for name, vector in vectors.items() if name not in each}
+    return {
+        "order": {"client": client, "round": download.round, "lr": download.lr},
+        "common": _vectors("start", download.start, shared, download.buffers),
+        "each": {name: vector for name, vector in vectors.items() if name in each},
+        "scalars": {name: float(v) for name, v in download.values.items() if name not in vectors},
+        "state": dict(state),
+    }
+
+
+def unpack_download(parts: Parts) -> tuple[int, Download, dict[str, Tensor]]:
+    """Unpack a client's number, what it receives, and what it has kept."""
+    order, common = parts["order"], dict(parts["common"])
+    start, buffers = common.pop("start"), common.pop("buffers", None)
+    values = {**common, **parts.get("each", {}), **parts.get("scalars", {})}
+    download = Download(order["round"], order["lr"], start, values, buffers)
+    return order["client"], download, dict(parts.get("state", {}))
+
+
+def pack_upload(upload: Upload) -> Parts:
+    """Pack an upload; `state` and `trained` are for a simulation, and stay on the node of a real client."""
+    return {
+        "vectors": _vectors("update", upload.update, upload.vectors, upload.buffers),
+        "numbers": {**{name: int(getattr(upload, name)) for name in NUMBERS}, "loss": float(upload.loss)},
+        "report": {name: float(value) for name, value in upload.report.items()},
+        "state": dict(upload.state),
+        "trained": {} if upload.trained is None else {"update": upload.trained},
+    }
+
+
+def unpack_upload(parts: Parts, **more: Any) -> Upload:
+    """Unpack an upload; `more` is what the receiver knows of it."""
+    vectors = dict(parts["vectors"])
+    return Upload(
+        **parts["numbers"],
+        update=vectors.pop("update"),
+        buffers=vectors.pop("buffers", None),
+        vectors=vectors,
+        report=parts.get("report", {}),
+        state=parts.get("state", {}),
+        trained=parts.get("trained", {}).get("update"),
+        **more,
+    )
+
+
+def pack_model(w: Tensor, buffers: Tensor | None) -> Parts:
+    """Pack a model that is to be tested."""
+    return {"model": {"w": w, **_buffers(buffers)}}
+
+
+def convert(parts: Parts, kind: type, change: Callable[[str, Any], Any]) -> Parts:
+    """The message with `change(place, value)` for every value of a kind, such as another form for every vector."""
+    return {
+        part: {
+            name: change(f"{part} {name}", value) if isinstance(value, kind) else value
+            for name, value in values.items()
+        }
+        for part, values in parts.items()
+    }
+
+
+def _buffers(buffers: Tensor | None) -> dict[str, Tensor]:
     return {} if buffers is None else {"buffers": buffers}
+
+
+def _vectors(
+    name: str, main: Tensor, of_method: Mapping[str, Tensor], buffers: Tensor | None
+) -> dict[str, Tensor]:
+    """A message's main vector, those of the method, which must not have its names, and the buffers."""
+    for taken in of_method.keys() & {name, "buffers"}:
+        raise FedflatError(
+            f"A mechanism sends a vector named '{taken}', which messages have already: rename it."
+        )
+    return {name: main, **of_method, **_buffers(buffers)}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
-from ..client.optimisers import LocalSGD
-from ..core.evaluation import LossFunction, Score
+from ..client.optimisers import LocalOptimiser
+from ..client.round import ClientRound
+from ..core.evaluation import evaluate
 from ..core.flat import FlatModel
 from ..core.messages import Download, Missing, Upload
+from ..core.metrics import LossFunction, Metrics, Score
 from ..data.federation import Federation
 from ..errors import FedflatError, nearest
 from ..methods.method import Method
@@ -29,7 +31,7 @@ class Job:
     federation: Federation
     model: FlatModel
     method: Method
-    sgd: LocalSGD
+    local: LocalOptimiser
     loss: LossFunction
     seed: int
     buffers: str
@@ -37,6 +39,57 @@ class Job:
     """whether measures look at the local updates, so that uploads must have them as they were trained"""
     oracle: str = "auto"
     """how gradients are computed: the fastest exact way for the model, or always by `"autograd"`"""
+    metrics: Metrics = field(default_factory=Metrics)
+    """what a test measures"""
+
+    @property
+    def each(self) -> frozenset[str]:
+        """Names of the vectors of which every client receives its own."""
+        return frozenset(name for contract in self.method.contracts for name in contract.each)
+
+    def client_round(self, model: FlatModel) -> ClientRound:
+        """What runs clients' rounds on a model, which may be a copy of the job's."""
+        return ClientRound(
+            model,
+            self.method,
+            self.local,
+            self.loss,
+            self.seed,
+            self.buffers,
+            self.measured,
+            self.oracle,
+        )
+
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Finished:
+        """Evaluate a model on the federation's test set, in this process."""
+        assert self.federation.test is not None
+        self.model.write_buffers(buffers)
+        return Finished(evaluate(self.model, w, self.federation.test, self.loss, self.metrics))
+
+
+class Future(Protocol):
+    """A score that may still be computed."""
+
+    def done(self) -> bool:
+        """Whether it is there."""
+
+    def result(self) -> Score:
+        """Wait for it."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A score that is there."""
+
+    score: Score
+
+    def done(self) -> bool:
+        """Whether it is there."""
+        return True
+
+    def result(self) -> Score:
+        """The score."""
+        return self.score
 
 
 class Engine(Protocol):
@@ -56,19 +109,14 @@ class Engine(Protocol):
         In the place of a client that the engine gave up waiting for, `Missing` says why.
         """
 
-    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
-        """Evaluate a model on the federation's test set."""
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Future:
+        """Begin to evaluate a model on the federation's test set; the vectors may change as soon as this returns.
+
+        An engine may do so while it runs the next round's clients. The result is waited for before the next test.
+        """
 
     def close(self) -> None:
         """Let go of what `open` took."""
-
-
-@runtime_checkable
-class TestsMeanwhile(Protocol):
-    """An engine that can test a model while it runs clients."""
-
-    def evaluate_meanwhile(self, w: Tensor, buffers: Tensor | None) -> Callable[[], Score]:
-        """Begin to evaluate a model, which may change at once; what is returned waits for the score."""
 
 
 _busy: set[int] = set()

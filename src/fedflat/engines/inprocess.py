@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from ..client.round import ClientRound
-from ..core.evaluation import Score, evaluate
 from ..core.messages import Download, Upload
-from .base import Job
+from .base import Finished, Job
 
 
 class InProcess:
@@ -18,9 +16,7 @@ class InProcess:
     def open(self, job: Job) -> None:
         """Build the one local trainer."""
         self._job = job
-        self._training = ClientRound(
-            job.model, job.method, job.sgd, job.loss, job.seed, job.buffers, job.measured
-        )
+        self._training = job.client_round(job.model)
 
     def uploads(
         self,
@@ -33,12 +29,9 @@ class InProcess:
             shard = self._job.federation.client(client)
             yield self._training.run(client, shard, download(client), state(client))
 
-    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
-        """Here, on the same model."""
-        job = self._job
-        assert job.federation.test is not None
-        job.model.write_buffers(buffers)
-        return evaluate(job.model, w, job.federation.test, job.loss)
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Finished:
+        """Here and at once, on the same model."""
+        return self._job.evaluate(w, buffers)
 
     def close(self) -> None:
         """Nothing to let go of."""

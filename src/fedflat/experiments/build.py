@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..client.optimisers import OPTIMISERS, LocalSGD
+from ..client.optimisers import OPTIMISERS, LocalOptimiser
 from ..data.catalogue import SOURCES
 from ..data.dataset import Dataset
 from ..data.federate import dataset_names, federate, load_dataset
@@ -30,7 +30,7 @@ from ..server.participation import Bernoulli, Everyone, Participation, Schedule,
 from .schema import Experiment, LocalSection
 
 
-def make_local(local: LocalSection) -> LocalSGD:
+def make_local(local: LocalSection) -> LocalOptimiser:
     """The clients' optimiser."""
     kind = OPTIMISERS[local.optimiser]
     own = {field.name: field.metadata.get("optional") for field in fields(kind)}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..client.optimisers import LocalSGD
+from ..client.optimisers import LocalOptimiser, LocalSGD
 from ..client.round import ClientRound
 from ..core.evaluation import LossFunction
 from ..core.flat import FlatModel
@@ -44,7 +44,7 @@ class RunState:
 def local_round(
     model: nn.Module | FlatModel,
     federation: Federation,
-    local: LocalSGD | None = None,
+    local: LocalOptimiser | None = None,
     method: MethodLike | None = None,
     clients: Sequence[int] | None = None,
     weighting: str = "samples",
@@ -75,7 +75,7 @@ def local_round(
             )
         server, round, buffers = after.server.copy(), after.round, after.buffers
         flat.write_buffers(after.initial_buffers)
-    server.open(round, sgd.lr_in(round))
+    server.open(round, sgd.lr_in(round), sgd.rate_sum)
     training = ClientRound(flat, server.method, sgd, loss, seed, buffers, measured=True)
 
     def state(client: int) -> dict[str, Tensor]:

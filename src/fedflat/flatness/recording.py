@@ -217,7 +217,7 @@ class Recording(RoundObserver):
             whole = sharpness(model, self._federation, self._local.rho, loss=self._loss)
             each = self._local.result()
             return Discrepancy(abs(whole - each.mean), whole, each)
-        model = self._at(server.w, server.buffers)
+        model = self._at(server.delivered, server.buffers)
         return one.measure(model, self._federation, one.part, one.samples, loss=self._loss, **one.settings)
 
     def _at(self, w: Tensor, buffers: Tensor | None) -> FlatModel:

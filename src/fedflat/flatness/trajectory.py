@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..client.optimisers import LocalSGD
+from ..client.optimisers import LocalOptimiser
 from ..client.round import ClientRound
 from ..core.evaluation import LossFunction
 from ..core.flat import FlatModel
@@ -22,7 +22,7 @@ def local_trajectory(
     client: int,
     data: Shard,
     method: MethodLike,
-    local: LocalSGD,
+    local: LocalOptimiser,
     received: Mapping[str, Value] | None = None,
     state: Mapping[str, Tensor] | None = None,
     round: int = 0,

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.evaluation import ClassMix, Score
 from ..core.finite import is_finite, is_spoiled, likely_cause
 from ..core.messages import Download, Missing
-from ..engines.base import Engine, Job, TestsMeanwhile
+from ..core.metrics import Score
+from ..engines.base import Engine, Future, Job
 from ..errors import Diverged, FedflatError
 from ..server.participation import Participation
 from ..server.server import NOT_UNDONE, Server
@@ -22,6 +22,7 @@ from ..server.uploads import RejectedUpload
 from ..storage.client_store import ClientStore
 from ..storage.run_directory import RunDirectory
 from .callbacks import Callbacks
+from .class_mix import ClassMix
 from .record import RoundRecord
 from .settings import TrainingSettings
 
@@ -77,7 +78,7 @@ class TrainingLoop:
             self._lost += bool(row.get("undone"))
             if row["clients"] and not row.get("undone"):
                 break
-        late: tuple[RoundRecord, Callable[[], Score]] | None = None
+        late: tuple[RoundRecord, Future] | None = None
         """a round whose model is tested while the next one trains"""
         try:
             self.engine.open(self.job)
@@ -92,16 +93,16 @@ class TrainingLoop:
                 for observer in self.callbacks.observers:
                     observer.close(record)
                 if late is not None:
-                    self._score(late[0], late[1]())
+                    self._score(late[0], late[1].result())
                     stopping = self._tell_of(late[0])
                     late = None
                 if self.job.federation.test is not None and (last or (index + 1) % settings.eval_every == 0):
-                    tested = self.server.w if settings.evaluate == "server" else self.server.average
-                    waits = not (last or stopping) and self._can_wait(index + 1)
-                    if isinstance(self.engine, TestsMeanwhile) and waits:
-                        late = record, self.engine.evaluate_meanwhile(tested, self.server.buffers)
+                    tested = self.server.delivered if settings.evaluate == "server" else self.server.average
+                    score = self.engine.evaluate(tested, self.server.buffers)
+                    if not score.done() and not (last or stopping) and self._can_wait(index + 1):
+                        late = record, score
                         continue
-                    self._score(record, self.engine.evaluate(tested, self.server.buffers))
+                    self._score(record, score.result())
                 stopping |= self._tell_of(record)
                 if self._keep(index + 1, last, stopping):
                     return
@@ -120,8 +121,8 @@ class TrainingLoop:
         """One round, from the server through the clients to the server."""
         began = time.perf_counter()
         server, observers = self.server, self.callbacks.observers
-        record = RoundRecord(index, [], server, lr=self.job.sgd.lr_in(index))
-        server.open(index, record.lr)
+        record = RoundRecord(index, [], server, lr=self.job.local.lr_in(index))
+        server.open(index, record.lr, self.job.local.rate_sum)
         for observer in observers:
             observer.open(index)
 
@@ -256,12 +257,15 @@ class TrainingLoop:
                 self.directory.log(sentence)
 
     def _score(self, record: RoundRecord, score: Score) -> None:
-        """What a test of the round's model found."""
-        record.accuracy, record.loss = score.accuracy, score.loss
-        if score.by_group is not None:
+        """Write down what a test of the round's model found."""
+        further = dict(score)
+        record.accuracy, record.loss = further.pop("accuracy", None), further.pop("loss", None)
+        by_class, by_group = further.pop("accuracy_by_class", None), further.pop("accuracy_by_group", None)
+        if by_group is not None:
             names = self.job.federation.test_group_names
-            record.accuracy_by_group = dict(zip(names, score.by_group, strict=True))
-        record.client_accuracy = self._mix.spread(score.by_class) if self._mix and score.by_class else None
+            record.accuracy_by_group = dict(zip(names, by_group, strict=True))
+        record.client_accuracy = self._mix.spread(by_class) if self._mix and by_class else None
+        record.metrics = further
 
     def _tell_of(self, record: RoundRecord) -> bool:
         """Write down what happened in a round; whether a callback ends the run."""

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..client.optimisers import LocalSGD
+from ..client.optimisers import LocalOptimiser, LocalSGD
 from ..core.allocator import give_back, keep_memory
 from ..core.evaluation import LossFunction
 from ..core.finite import check_lr
@@ -73,7 +73,7 @@ def train(
     federation: Federation,
     model: str | nn.Module = "mlp",
     method: MethodLike = "fedavg",
-    local: LocalSGD | None = None,
+    local: LocalOptimiser | None = None,
     participation: Participation | int | None = None,
     *,
     engine: str | Engine = "inprocess",
@@ -98,7 +98,7 @@ def train(
         model: a name (see `fedflat.models`), or any module: its current weights are the start, unchanged.
         method: a method, its name, a composition such as `"local-ascent(rho=0.05) + control-variates"`, a mechanism,
             or a list of these.
-        local: the clients' optimiser, `LocalSGD()` by default.
+        local: the clients' optimiser: `LocalSGD`, which is the default, `LocalAdam` or `LocalAdamW`.
         participation: who takes part; a number n is `Uniform(n)`, None is `Everyone()`.
         engine: where clients run: `"inprocess"`, `"workers"`, or for example `Workers(4)`.
         loss: from outputs and targets to the mean loss of a batch. A single output is the logit of class 1, which is
@@ -177,7 +177,7 @@ def train(
                 **({} if isinstance(model, str) else {"module": of_module(model)}),
                 "loss": of_loss(loss),
                 "parameters": flat.size,
-                "local": asdict(sgd),
+                "local": sgd.to_dict(),
                 "participation": str(participation),
                 **said,
                 "norm_bound": chosen.norm_bound and server.norm_bounds.to_dict(),  # however it was written
@@ -213,7 +213,7 @@ def train(
                 loop.run()
             except Diverged as problem:
                 diverged = problem
-            flat.vector.copy_(server.w)
+            flat.vector.copy_(server.delivered)
             flat.write_buffers(server.buffers)
             run.model = flat.release().eval()
             if diverged is not None:
@@ -265,11 +265,11 @@ def _check_kinds(federation: object, model: object, local: object) -> None:
         )
     if not isinstance(model, str | nn.Module):
         raise FedflatError(f"model must be a name or an nn.Module, not {model!r}.")
-    if local is not None and not isinstance(local, LocalSGD):
+    if local is not None and not isinstance(local, LocalOptimiser):
         raise FedflatError(f"local must be LocalSGD(lr=..., epochs=...), not {local!r}.")
 
 
-def _convolutions(model: FlatModel, federation: Federation, sgd: LocalSGD) -> dict[str, Any] | None:
+def _convolutions(model: FlatModel, federation: Federation, sgd: LocalOptimiser) -> dict[str, Any] | None:
     """How the model's convolutions are computed in a full batch."""
     sample = model.vector.new_zeros(1, *federation.sample_shape)
     with model.evaluating() as module:

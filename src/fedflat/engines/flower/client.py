@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...client.round import ClientRound
 from ...core.evaluation import LossFunction
 from ...core.flat import FlatModel
-from ...core.messages import Download, Upload
+from ...core.messages import Download, Upload, unpack_download
 from ...data.federation import Federation
 from ...errors import FedflatError
 from ...methods.mechanism import overrides
@@ -216,7 +216,15 @@ class _Worker:
             method = as_method(terms.method)
             self._training = (
                 terms,
-                ClientRound(flat, method, terms.sgd, self._loss, terms.seed, terms.buffers),
+                ClientRound(
+                    flat,
+                    method,
+                    terms.optimiser,
+                    self._loss,
+                    terms.seed,
+                    terms.buffers,
+                    oracle=terms.oracle,
+                ),
             )
         return self._training[1]
 
@@ -226,7 +234,8 @@ def _download(content: RecordDict, order: ConfigRecord, training: ClientRound, r
     model, method = training.model, training.method
     allowed = {"start", *method.down, *(name for c in method.contracts for name in c.each)}
     held = training.initial_buffers
-    vectors: dict[str, Tensor] = {}
+    numbers = {"client": order["client"], "round": round, "lr": float(str(order["lr"]))}
+    parts: dict[str, dict[str, Any]] = {"order": numbers}
     for part in ("common", "each"):
         record: Any = content.get(part, {})
         sizes: dict[str, int | None] = {name: model.size for name in record if name in allowed}
@@ -234,12 +243,11 @@ def _download(content: RecordDict, order: ConfigRecord, training: ClientRound, r
             sizes["start"] = model.size
             if "buffers" in record and held is not None:
                 sizes["buffers"] = held.numel()
-        if record:
-            vectors |= from_record(record, sizes, model.vector.dtype)
+        parts[part] = from_record(record, sizes, model.vector.dtype) if record else {}
     scalars: Any = content.get("scalars", {})
-    values: dict[str, Tensor | float] = {name: float(v) for name, v in scalars.items()}
-    start, buffers = vectors.pop("start"), vectors.pop("buffers", None)
-    return Download(round, float(str(order["lr"])), start, {**values, **vectors}, buffers)
+    parts["scalars"] = {name: float(v) for name, v in scalars.items()}
+    _, download, _ = unpack_download(parts)
+    return download
 
 
 def _tell(upload: Upload, training: ClientRound, kept: KeptState, reply: Reply) -> None:

@@ -13,11 +13,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ...core.evaluation import Score, evaluate
-from ...core.messages import Download, Missing, Upload
+from ...core.messages import Download, Missing, Upload, pack_download
 from ...errors import FedflatError
 from ...models.conv.conv2d import column_of
-from ..base import Job
+from ..base import Finished, Job
 from .limits import Limits
 from .logs import say
 from .nodes import Nodes
@@ -100,7 +99,7 @@ class Flower:
         self._terms = RunSpec.of(
             self._run,
             job.method,
-            job.sgd,
+            job.local,
             name,
             federation.sample_shape,
             federation.classes,
@@ -116,7 +115,6 @@ class Flower:
         held = job.model.read_buffers()
         returned = held is not None and job.buffers in ("average", "reset")
         self._buffers = held.numel() if held is not None and returned else None
-        self._each = {name for c in job.method.contracts for name in c.each}
 
     def uploads(
         self,
@@ -150,12 +148,9 @@ class Flower:
                 answers |= self._collect(asked, [client] if held > HOLD else list(asked))
             yield answers.pop(client)
 
-    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
-        """Here, on the server's own test set."""
-        job = self._job
-        assert job.federation.test is not None
-        job.model.write_buffers(buffers)
-        return evaluate(job.model, w, job.federation.test, job.loss)
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Finished:
+        """Here and at once, on the server's own test set."""
+        return self._job.evaluate(w, buffers)
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -173,29 +168,22 @@ class Flower:
         asked = {}
         for client in clients:
             message = download(client)
-            vectors = {name: v for name, v in message.values.items() if isinstance(v, Tensor)}
+            parts = pack_download(client, message, {}, self._job.each)  # the state is on the node
             if common is None:
-                shared = {name: v for name, v in vectors.items() if name not in self._each}
-                buffers = {} if message.buffers is None else {"buffers": message.buffers}
-                common = to_record({"start": message.start, **shared, **buffers})
-            scalars: dict[str, Any] = {
-                name: float(v) for name, v in message.values.items() if not isinstance(v, Tensor)
-            }
+                common = to_record(parts["common"])
             receipt = state(client).get(RECEIPT, torch.tensor([-1, 0]))
             order: dict[str, Any] = {
                 "terms": self._terms,
-                "client": client,
-                "round": message.round,
-                "lr": message.lr,
+                **parts["order"],
                 "receipt round": int(receipt[0]),
                 "receipt mark": int(receipt[1]),
                 "lost state": self.patience.lost_state,
             }
             content = RecordDict({"common": common, "order": ConfigRecord(order)})
-            if own := {name: v for name, v in vectors.items() if name in self._each}:
-                content["each"] = to_record(own)
-            if scalars:
-                content["scalars"] = MetricRecord(scalars)
+            if parts["each"]:
+                content["each"] = to_record(parts["each"])
+            if parts["scalars"]:
+                content["scalars"] = MetricRecord(parts["scalars"])
             asked[client] = _Asked(client, content)
             self._round = message.round
         return asked
@@ -284,10 +272,10 @@ class Flower:
                 f"it says {upload.samples} samples, {agreed} are agreed on. If its data has changed, start the run "
                 "again to go on with it."
             )
-        sgd = self._job.sgd
-        if sgd.steps is None and withheld:
+        local = self._job.local
+        if local.steps is None and withheld:
             return
-        steps = sgd.steps_for(agreed)
+        steps = local.steps_for(agreed)
         if upload.steps != steps:
             raise Malformed(f"it says {upload.steps} steps; with what is agreed on it takes {steps}.")
 

@@ -117,7 +117,7 @@ class Leaving:
 
 def leaving(
     method: Method,
-    local: LocalSGD = STEPS,
+    local: LocalOptimiser = STEPS,
     buffers: str = "average",
     has_buffers: bool = False,
     report: bool = True,
@@ -173,7 +173,13 @@ def _samples(data: int) -> Federation:
 
 
 def _reply(
-    method: Method, local: LocalSGD, buffers: str, has_buffers: bool, report: bool, data: int, secret: int
+    method: Method,
+    local: LocalOptimiser,
+    buffers: str,
+    has_buffers: bool,
+    report: bool,
+    data: int,
+    secret: int,
 ) -> Mapping[str, Mapping[str, Any]]:
     """What a small client answers in its first round, by the code of a real one."""
     from ...core.randomness import torch_seeded
@@ -214,7 +220,7 @@ def leaving_buffers(policy: str, has_buffers: bool) -> bool:
     return has_buffers and policy in ("average", "reset")
 
 
-def uncovered(method: Method, local: LocalSGD, buffers: str, has_buffers: bool) -> list[str]:
+def uncovered(method: Method, local: LocalOptimiser, buffers: str, has_buffers: bool) -> list[str]:
     """Sentences for everything that leaves a client without noise; empty if nothing does."""
     found = leaving(method, local, buffers, has_buffers)
     if found.private is None:
@@ -243,7 +249,7 @@ class Spent:
 
 def spent(
     method: Method,
-    local: LocalSGD,
+    local: LocalOptimiser,
     participation: Participation,
     clients: int,
     rounds: int,

@@ -14,24 +14,16 @@ from torch import Tensor
 
 from ...client.round import ClientRound
 from ...core.evaluation import evaluate
-from ...core.messages import Download, Upload
+from ...core.messages import Download, Upload, pack_upload
+from ...core.metrics import Metrics
 from ...data.federation import Federation
 from .client_state import Receipt
 
 Reply = dict[str, dict[str, Tensor | int | float]]
 """Values by part and name."""
 
-NUMBERS = (
-    "client",
-    "round",
-    "samples",
-    "steps",
-    "forward",
-    "backward",
-    "spared_forward",
-    "spared_backward",
-)
-"""Whole numbers of an upload."""
+LEAVING = ("vectors", "numbers", "report")
+"""The parts of an upload that leave a node; others stay."""
 
 
 def hello_of(client: int, data: Federation, samples: bool) -> dict[str, Any]:
@@ -65,13 +57,8 @@ def take_part(
 
 def reply_of(upload: Upload, receipt: Receipt | None) -> Reply:
     """A client's reply: its vectors, its numbers, what it measured, and which state it has kept."""
-    vectors: dict[str, Tensor | int | float] = {"update": upload.update, **upload.vectors}
-    if upload.buffers is not None:
-        vectors["buffers"] = upload.buffers
-    whole = {name: int(getattr(upload, name)) for name in NUMBERS}
-    reply: Reply = {"vectors": vectors, "numbers": {**whole, "loss": float(upload.loss)}}
-    if upload.report:
-        reply["report"] = {name: float(value) for name, value in upload.report.items()}
+    packed = pack_upload(upload)
+    reply: Reply = {part: packed[part] for part in LEAVING if packed[part]}
     if receipt is not None:
         reply["receipt"] = {"round": receipt[0], "mark": receipt[1]}
     return reply
@@ -83,8 +70,6 @@ def _report(
     """How the model that was received does here: on the node's test set, or else on what it trains on."""
     shard = data.test or data.client(0)
     training.model.write_buffers(state.get("buffers", download.buffers))
-    score = evaluate(training.model, download.start, shard, training.loss)
-    told = {"loss": score.loss, "samples": float(len(shard))}
-    if score.accuracy is not None:
-        told["accuracy"] = score.accuracy
-    return told
+    score = evaluate(training.model, download.start, shard, training.loss, Metrics(("loss", "accuracy")))
+    told = {"loss": score["loss"], "samples": float(len(shard)), "accuracy": score["accuracy"]}
+    return {name: value for name, value in told.items() if value is not None}

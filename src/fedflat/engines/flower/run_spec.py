@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...client.optimisers import LocalSGD
+from ...client.optimisers import LocalOptimiser, read_optimiser
 from ...errors import FedflatError
 from ...methods.method import Method
 
@@ -45,7 +45,7 @@ class RunSpec:
         cls,
         run: str,
         method: Method,
-        sgd: LocalSGD,
+        optimiser: LocalOptimiser,
         model: str,
         shape: tuple[int, ...],
         classes: int,
@@ -58,11 +58,10 @@ class RunSpec:
         oracle: str,
     ) -> RunSpec:
         """From the things they mean."""
-        local = asdict(sgd)
         return cls(
             run,
             str(method),
-            local,
+            optimiser.to_dict(),
             model,
             shape,
             classes,
@@ -107,9 +106,9 @@ class RunSpec:
         return terms
 
     @property
-    def sgd(self) -> LocalSGD:
+    def optimiser(self) -> LocalOptimiser:
         """The clients' optimiser."""
         try:
-            return LocalSGD(**self.local)
-        except TypeError:
+            return read_optimiser(self.local)
+        except (TypeError, AttributeError):
             raise FedflatError("The server's message has no readable terms.") from None

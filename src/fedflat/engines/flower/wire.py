@@ -11,11 +11,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from ...core.messages import Upload
+from ...core.messages import NUMBERS, Upload, unpack_upload
 from ...errors import FedflatError
 from ...storage.vector_file import memory
 from .client_state import Receipt
-from .reply import NUMBERS, reply_of
+from .reply import reply_of
 
 LAYOUT = "fedflat.little-endian"
 """How the bytes of an array are meant: one number after the other, nothing else."""
@@ -134,17 +134,8 @@ def to_upload(
     if "receipt" in content:
         kept = _metrics(content, "receipt", ("round", "mark"))
         receipt = (_whole("round", kept["round"]), _whole("mark", kept["mark"]))
-    update, held = vectors.pop("update"), vectors.pop("buffers", None)
-    upload = Upload(
-        **whole,
-        loss=float(loss),
-        update=update,
-        vectors=vectors,
-        buffers=held,
-        report=report,
-        notes=tuple(notes),
-    )
-    return upload, receipt
+    parts = {"vectors": vectors, "numbers": {**whole, "loss": float(loss)}, "report": report}
+    return unpack_upload(parts, notes=tuple(notes)), receipt
 
 
 def _report(content: RecordDict) -> dict[str, float]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-import numpy as np
 import torch
 
-from ...client.round import ClientRound
 from ...core.allocator import keep_memory
-from ...core.evaluation import score_batches
-from ...core.messages import Download
+from ...core.messages import Parts
 from ...data.federation import Federation
-from ...errors import FedflatError
-from .arrays import as_array, as_tensor, unpack
+from ...errors import FedflatError, reason_of
+from ..base import Job
+from ..host import Host
+from .arrays import to_arrays, to_tensors, unpack
 
 Answer = dict[str, Any]
 """What an actor returns; where it has a `problem`, that is a sentence and there is nothing else."""
@@ -50,13 +49,14 @@ class ClientActor:
             )
         try:
             work, data = ray.get(package[0])
-            model, method, sgd, loss, seed, buffers, measured, load, expected = pickle.loads(work)
+            job, load, expected = pickle.loads(work)
             federation: Federation = load() if load is not None else unpack(*data)
         except FedflatError as problem:
             return _problem(f"The Ray node {place} cannot load the data: {problem}")
         except Exception as problem:
             return _problem(
-                f"The Ray node {place} cannot load the model, the method or the data ({_said(problem)}). What they "
+                f"The Ray node {place} cannot load the model, the method or the data ({type(problem).__name__}: "
+                f"{reason_of(problem)}). What they "
                 "are made of must be installed there, or be defined in the script or notebook itself."
             )
         if load is not None and fingerprint(federation) != expected:
@@ -64,52 +64,22 @@ class ClientActor:
                 f"The Ray node {place} has other data than this process ({fingerprint(federation)}, not "
                 f"{expected}). Put the same files there, or have the data sent."
             )
-        model = model.copy(device)
-        self._federation = federation.to(model.vector.dtype, device)
-        self._training = ClientRound(model, method, sgd, loss, seed, buffers, measured)
-        self._device = device
+        self._host, self._device = Host(Job(federation=federation, **job), device), device
         return {"place": place}
 
-    def run(self, common: dict[str, Any], own: dict[str, Any]) -> Answer:
-        """A client's round, from what all clients receive and what is this one's own."""
-        client, round = own["client"], common["round"]
-        values = {**self._tensors(common["values"]), **self._tensors(own["values"]), **own["scalars"]}
-        download = Download(
-            round, common["lr"], self._tensor(common["start"]), values, self._tensor(common["buffers"])
-        )
+    def run(self, common: Parts, own: Parts) -> Answer:
+        """Run a client's round, from what all clients receive and what is this one's own."""
         try:
-            state = self._tensors(own["state"])
-            upload = self._training.run(client, self._federation.client(client), download, state)
+            return {"upload": to_arrays(self._host.run(to_tensors({**common, **own}, self._device)))}
         except FedflatError as problem:
             return _problem(str(problem))
-        except Exception as problem:
-            return _problem(f"client {client}, round {round}: training failed: {_said(problem)}")
-        return {
-            "numbers": upload.numbers(),
-            "update": as_array(upload.update),
-            "vectors": {name: as_array(vector) for name, vector in upload.vectors.items()},
-            "state": {name: as_array(vector) for name, vector in upload.state.items()},
-            "buffers": None if upload.buffers is None else as_array(upload.buffers),
-            "trained": None if upload.trained is None else as_array(upload.trained),
-        }
 
-    def score(self, point: dict[str, Any], share: range) -> Answer:
-        """Evaluate a model on some batches of the test set."""
-        model, test = self._training.model, self._federation.test
-        assert test is not None
+    def score(self, model: Parts, share: range) -> Answer:
+        """Score a model on some batches of the test set."""
         try:
-            model.write_buffers(self._tensor(point["buffers"]))
-            return {
-                "scores": score_batches(model, self._tensor(point["w"]), test, self._training.loss, share)
-            }
-        except Exception as problem:
-            return _problem(f"Testing the model failed: {_said(problem)}")
-
-    def _tensor(self, array: np.ndarray | None) -> Any:
-        return None if array is None else as_tensor(array, self._device)
-
-    def _tensors(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        return {name: self._tensor(array) for name, array in arrays.items()}
+            return {"score": self._host.score(to_tensors(model, self._device), share)}
+        except FedflatError as problem:
+            return _problem(str(problem))
 
 
 def fingerprint(federation: Federation) -> str:
@@ -123,7 +93,3 @@ def fingerprint(federation: Federation) -> str:
 
 def _problem(sentence: str) -> Answer:
     return {"problem": sentence}
-
-
-def _said(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem).strip() else ''}"

@@ -11,10 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.messages import Parts, convert
 
-def as_array(tensor: Tensor) -> np.ndarray:
-    """The tensor's numbers; on the CPU in the same memory."""
-    return tensor.detach().cpu().numpy()
+
+def to_arrays(parts: Parts) -> Parts:
+    """A message with arrays in the place of tensors; on the CPU in the same memory."""
+    return convert(parts, Tensor, lambda _, tensor: tensor.detach().cpu().numpy())
+
+
+def to_tensors(parts: Parts, device: torch.device | str) -> Parts:
+    """A message with tensors in the place of arrays; on the CPU in the same memory, which must then only be read."""
+    return convert(parts, np.ndarray, lambda _, array: as_tensor(array, device))
 
 
 def as_tensor(array: np.ndarray, device: torch.device | str = "cpu") -> Tensor:

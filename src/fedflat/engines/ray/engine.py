@@ -2,8 +2,9 @@
 
 What all clients of a round receive is put once into Ray's object store; what a client keeps between rounds lives
 with the run, goes out with the client's work and comes back with its upload. Uploads are folded in client order while
-later ones are still computed, so the result has the same bits as in one process. A lost actor or node is replaced and
-its clients are run again, from the same inputs, with the same result.
+later ones are still computed, so the result has the same bits as in one process. An actor without a client tests the
+model of the round before, if that has been asked for. A lost actor or node is replaced and its clients are run again,
+from the same inputs, with the same result.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
-from ...core.evaluation import BatchScore, Score, batches_in, total_score
-from ...core.messages import Download, Missing, Upload
+from ...core.evaluation import batches_in
+from ...core.messages import Download, Missing, Upload, pack_download, pack_model, unpack_upload
 from ...data.federation import Federation
 from ...errors import FedflatError, MissingExtra, nearest
 from ..base import Job
-from ..scheduling import Turns
-from .actor import Answer, fingerprint, versions
-from .arrays import as_array, as_tensor, pack
+from ..scheduling import ClientQueue, SharedTest
+from .actor import fingerprint, versions
+from .arrays import pack, to_arrays, to_tensors
 from .pool import Actor, Event, Pool, Resources
 
 POLICIES = ("wait", "skip", "stop")
@@ -42,7 +43,6 @@ class _Task:
     position: int
     client: int
     download: Download
-    losses: int = 0
     late: bool = False
 
 
@@ -101,6 +101,8 @@ class Ray:
         self.attempts, self.patience, self.ahead, self.data = attempts, patience, ahead, data
         self._resources = Resources(cpus_per_actor, gpus_per_actor)
         self._pool: Pool | None = None
+        self._test: SharedTest | None = None
+        """the latest"""
         self._started = self._kept = False
 
     # -- life --------------------------------------------------------------------------------------
@@ -124,8 +126,7 @@ class Ray:
             raise FedflatError(
                 "device='cuda' with the engine ray: say what part of a GPU, Ray(gpus_per_actor=0.5)."
             )
-        self._job = job
-        self._each = {name for contract in job.method.contracts for name in contract.each}
+        self._job, self._test = job, None
         package = _package(job, self.data)
         self._connect()
         if self._pool is None:
@@ -187,62 +188,53 @@ class Ray:
         state: Callable[[int], dict[str, Tensor]],
     ) -> Iterator[Upload | Missing]:
         """Longest first, folded in the order of `clients`."""
-        pool, job = self._open_pool(), self._job
+        pool, job, device = self._open_pool(), self._job, self._job.model.vector.device
         pool.grow(self.actors)
-        turns = Turns([job.sgd.steps_for(job.federation.size(client)) for client in clients])
-        again: list[_Task] = []
+        queue = ClientQueue([job.local.steps_for(job.federation.size(client)) for client in clients])
+        tasks: dict[int, _Task] = {}
         finished: dict[int, Upload | Missing] = {}
         common = None
 
-        def next_task() -> _Task | None:
-            if again:
-                return again.pop()
-            position = turns.hand_out(pool.up + (pool.up if self.ahead is None else self.ahead))
-            return (
-                None if position is None else _Task(position, clients[position], download(clients[position]))
-            )
-
-        while turns.turn < len(clients):
-            while (actor := pool.idle()) is not None and (task := next_task()) is not None:
-                if common is None:
-                    common = self._ray.put(self._common(task.download))
-                pool.give(actor, task, "run", common, self._own(task, state(task.client)))
+        while not queue.done:
+            while (actor := pool.idle()) is not None:
+                position = queue.hand_out(pool.up + (pool.up if self.ahead is None else self.ahead))
+                if position is None:
+                    if self._let_test(actor):
+                        continue
+                    break
+                client = clients[position]
+                if position not in tasks:  # else it is run again
+                    tasks[position] = _Task(position, client, download(client))
+                parts = to_arrays(pack_download(client, tasks[position].download, state(client), job.each))
+                shared = {"common": parts.pop("common")}
+                common = self._ray.put(shared) if common is None else common
+                pool.give(actor, tasks[position], "run", common, parts)
             for event in pool.wait(self._next_deadline(pool)):
-                if event.answer is None:
-                    again.append(self._lost(event))
+                if isinstance(event.task, range):
+                    self._receive_score(event)
+                elif event.answer is not None:
+                    # its vectors lie in the object store as long as someone holds them
+                    parts = to_tensors(event.answer["upload"], device)
+                    finished[event.task.position] = unpack_upload(parts, borrowed=True)
                 else:
-                    finished[event.task.position] = self._upload(event.answer)
+                    self._lost(event, queue)
             for late in self._late(pool):
                 finished[late.position] = Missing(
                     late.client, f"it gave no upload within {self.deadline:g} s and was left out."
                 )
-            while turns.turn in finished:
-                yield finished.pop(turns.turn)
-                turns.fold()
+            while queue.next in finished:
+                del tasks[queue.next]
+                yield finished.pop(queue.next)
+                queue.fold()
 
-    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
-        """The test set in batches, shared out among the actors, summed in the order of batches."""
-        pool, test = self._open_pool(), self._job.federation.test
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> SharedTest:
+        """The test set in shares, for actors that have no client."""
+        test = self._job.federation.test
         assert test is not None
-        point = self._ray.put({"w": as_array(w), "buffers": None if buffers is None else as_array(buffers)})
-        batches = batches_in(test)
-        parts = min(batches, max(1, pool.up))
-        waiting = [range(n, batches, parts) for n in range(parts)]
-        losses = 0
-        scores: dict[int, BatchScore] = {}
-        while len(scores) < batches:
-            while waiting and (actor := pool.idle()) is not None:
-                share = waiting.pop()
-                pool.give(actor, share, "score", point, share)
-            for event in pool.wait():
-                if event.answer is not None:
-                    scores |= zip(event.task, event.answer["scores"], strict=True)
-                    continue
-                waiting.append(event.task)
-                losses += 1
-                if losses >= self.attempts:
-                    raise FedflatError(f"{losses} Ray actors were lost while testing the model. {event.lost}")
-        return total_score([scores[n] for n in range(batches)])
+        self._tested = self._ray.put(to_arrays(pack_model(w, buffers)))
+        workers = max(1, self._open_pool().up)
+        self._test = SharedTest(self._job.metrics, batches_in(test), workers, self._go_on_testing)
+        return self._test
 
     # -- details -----------------------------------------------------------------------------------
 
@@ -250,66 +242,50 @@ class Ray:
         assert self._pool is not None, "open() comes first"
         return self._pool
 
-    def _common(self, message: Download) -> dict[str, Any]:
-        """What all clients of a round receive."""
-        vectors = {name: v for name, v in message.values.items() if isinstance(v, Tensor)}
-        return {
-            "round": message.round,
-            "lr": message.lr,
-            "start": as_array(message.start),
-            "buffers": None if message.buffers is None else as_array(message.buffers),
-            "values": {name: as_array(v) for name, v in vectors.items() if name not in self._each},
-        }
+    def _go_on_testing(self) -> None:
+        """Hand out shares and receive some, while there is no client."""
+        pool = self._open_pool()
+        while (actor := pool.idle()) is not None and self._let_test(actor):
+            pass
+        for event in pool.wait():
+            self._receive_score(event)
 
-    def _own(self, task: _Task, state: dict[str, Tensor]) -> dict[str, Any]:
-        """What only this client receives, and what it keeps."""
-        values = task.download.values
-        vectors = {name: v for name, v in values.items() if isinstance(v, Tensor)}
-        return {
-            "client": task.client,
-            "values": {name: as_array(v) for name, v in vectors.items() if name in self._each},
-            "scalars": {name: float(v) for name, v in values.items() if not isinstance(v, Tensor)},
-            "state": {name: as_array(vector) for name, vector in state.items()},
-        }
+    def _let_test(self, actor: Actor) -> bool:
+        """Give an actor a share of the test under way, if there is one left."""
+        share = None if self._test is None else self._test.hand_out()
+        if share is not None:
+            self._open_pool().give(actor, share, "score", self._tested, share)
+        return share is not None
 
-    def _upload(self, answer: Answer) -> Upload:
-        """An upload whose vectors lie in the object store as long as someone holds them."""
-        device = self._job.model.vector.device
+    def _receive_score(self, event: Event) -> None:
+        """Take what a share scored; if its actor was lost, another tests it."""
+        assert self._test is not None
+        if event.answer is not None:
+            self._test.receive(event.task, event.answer["score"])
+        elif (losses := self._test.give_back(event.task)) >= self.attempts:
+            raise FedflatError(f"{losses} Ray actors were lost while testing the model. {event.lost}")
 
-        def here(arrays: dict[str, Any]) -> dict[str, Tensor]:
-            return {name: as_tensor(array, device) for name, array in arrays.items()}
-
-        return Upload(
-            **answer["numbers"],
-            update=as_tensor(answer["update"], device),
-            vectors=here(answer["vectors"]),
-            buffers=None if answer["buffers"] is None else as_tensor(answer["buffers"], device),
-            trained=None if answer["trained"] is None else as_tensor(answer["trained"], device),
-            state=here(answer["state"]),
-            borrowed=True,
-        )
-
-    def _lost(self, event: Event) -> _Task:
-        """The task of an actor that was lost, to be done again."""
+    def _lost(self, event: Event, queue: ClientQueue) -> None:
+        """Have the client of an actor that was lost run again."""
         task: _Task = event.task
-        task.losses, task.late = task.losses + 1, False
-        if task.losses >= self.attempts:
+        task.late = False
+        if (losses := queue.give_back(task.position)) >= self.attempts:
             raise FedflatError(
-                f"client {task.client}, round {task.download.round}: its Ray actor was lost {task.losses} times. "
+                f"client {task.client}, round {task.download.round}: its Ray actor was lost {losses} times. "
                 f"{event.lost} Is there too little memory? Use fewer actors."
             )
-        return task
 
     def _next_deadline(self, pool: Pool) -> float:
         """When the next client will be late."""
         if self.deadline is None:
             return math.inf
-        return min((a.since + self.deadline for a in pool.busy() if not a.task.late), default=math.inf)
+        times = [a.since + self.deadline for a in _with_clients(pool) if not a.task.late]
+        return min(times, default=math.inf)
 
     def _late(self, pool: Pool) -> list[_Task]:
         """Clients that are past the deadline and are to be left out; their actors are ended."""
         now, left_out = time.monotonic(), []
-        for actor in list(pool.busy()):
+        for actor in _with_clients(pool):
             if self.deadline is None or now < actor.since + self.deadline or actor.task.late:
                 continue
             self._note_late(actor)
@@ -333,6 +309,11 @@ class Ray:
             warnings.warn(f"{sentence}; it is waited for.", stacklevel=2)
 
 
+def _with_clients(pool: Pool) -> list[Actor]:
+    """Actors that run a client."""
+    return [actor for actor in pool.busy() if isinstance(actor.task, _Task)]
+
+
 def _refuse_ray_client(address: str) -> None:
     if address.startswith("ray://"):
         raise FedflatError(
@@ -352,20 +333,12 @@ def _package(job: Job, load: Callable[[], Federation] | None) -> tuple[bytes, An
     """What stays the same in every round, pickled; beside it the data, unless the nodes load it themselves."""
     from ray import cloudpickle
 
-    work = (
-        job.model.copy("cpu"),
-        job.method,
-        job.sgd,
-        job.loss,
-        job.seed,
-        job.buffers,
-        job.measured,
-        load,
-        None if load is None else fingerprint(job.federation),
-    )
+    work = {field.name: getattr(job, field.name) for field in fields(job) if field.name != "federation"}
+    work["model"] = job.model.copy("cpu")
+    expected = None if load is None else fingerprint(job.federation)
     try:
         federation = job.federation.to(job.model.vector.dtype, "cpu")
-        return cloudpickle.dumps(work), None if load is not None else pack(federation)
+        return cloudpickle.dumps((work, load, expected)), None if load is not None else pack(federation)
     except (pickle.PicklingError, AttributeError, TypeError) as problem:
         raise FedflatError(
             f"The model, the loss, a mechanism or the data cannot be sent to Ray actors ({problem}). Take out of it "

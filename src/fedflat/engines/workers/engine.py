@@ -1,10 +1,10 @@
 """Clients in worker processes, one thread each, on shared memory.
 
-Only numbers cross the pipes; vectors lie in an arena that every process maps. Clients are handed out longest first,
-as far as there is room for uploads that wait; these are folded in client order, so the result has the same bits as in
+Only numbers cross the pipes; vectors lie in memory that every process maps. Clients are handed out longest first, as
+far as there is room for uploads that wait; these are folded in client order, so the result has the same bits as in
 one process, with any number of workers. A worker without a client tests the model of the round before, if that has
-been asked for. A worker that dies is replaced and its client is run again, from the same
-inputs, with the same result.
+been asked for. A worker that dies is replaced and its client is run again, from the same inputs, with the same
+result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,18 +24,17 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from ...core.evaluation import Score, batches_in
-from ...core.messages import Download, Upload
+from ...core.evaluation import batches_in
+from ...core.messages import Download, Parts, Upload, pack_download, pack_model, unpack_upload
 from ...errors import FedflatError
 from ..base import Job
-from ..scheduling import Turns
-from ..test_shares import Shares
-from .shared_memory import Arena
+from ..scheduling import ClientQueue, SharedTest
+from .shared_memory import SharedMemory
 from .spawning import UNFIT, check_importable
-from .worker import Task, work
+from .worker import work
 
 DEATHS = 3
-"""So often a client may take its worker down before the run is given up."""
+"""Give up after a client, or a share of the test set, has killed its worker this many times."""
 
 ROOM = 256 * 2**20
 """Bytes of uploads that may wait to be folded, if that is less than eight for every worker, and more than two."""
@@ -46,30 +44,13 @@ PER_GPU = 2
 _MEMORY = "Is there too little memory? Use fewer workers."
 
 
-@dataclass
-class _Running:
-    """A client that a worker is busy with."""
-
-    position: int
-    task: Task
-    download: Download
-    deaths: int = 0
-
-
-@dataclass
-class _Testing:
-    """A share of the test set that a worker is busy with."""
-
-    share: range
-    deaths: int = 0
-
-
 class _Worker:
     """A process and the pipe to it."""
 
     def __init__(self, process: Any, pipe: Connection) -> None:
         self.process, self.pipe = process, pipe
-        self.running: _Running | _Testing | None = None
+        self.task: int | range | None = None
+        """the position of a client in its round, or a share of the test set"""
         self.answered = False
         """whether it has ever done anything"""
 
@@ -97,38 +78,29 @@ class Workers:
         self.devices = list(devices) if devices is not None else None
         self.start_method = start_method
         self._workers: list[_Worker] = []
-        self._shares: Shares | None = None
-        """of a test under way"""
+        self._test: SharedTest | None = None
+        """the latest"""
 
     # -- life --------------------------------------------------------------------------------------
 
     def open(self, job: Job) -> None:
-        """Lay out the arena and start the processes."""
+        """Lay out the shared memory and start the processes."""
         if multiprocessing.current_process().daemon:
             raise FedflatError(
                 "Workers cannot be started here: this process is a daemon of multiprocessing's, which may have no "
                 "processes of its own. Use engine='inprocess', or start it with daemon=False."
             )
-        self._job, size = job, job.model.size
-        self._shares = None
-        buffers = 0 if (statistics := job.model.read_buffers()) is None else statistics.numel()
-        contracts = job.method.contracts
-        self._each = tuple(name for c in contracts for name in c.each)
-        self._state = tuple(name for c in contracts for name in c.client)
-        sizes = {"start": size, "buffers": buffers, **{f"down {name}": size for name in job.method.down}}
-        sizes |= {"tested": size, "tested buffers": buffers}
+        self._job, self._test = job, None
         self._devices = self.devices or _all_devices(str(job.model.vector.device))
         on_cpu = all(device == "cpu" for device in self._devices)
         self.count = self._wanted or (_cores() if on_cpu else PER_GPU * len(self._devices))
-        vectors = ["update", *(f"up {n}" for n in job.method.up), *(f"each {n}" for n in self._each)]
-        vectors += [f"state {name}" for name in self._state]
-        vectors += ["trained"] if job.measured else []
-        slot = {**dict.fromkeys(vectors, size), "buffers": buffers, "state buffers": buffers}
+        slot = _slot_sizes(job)
         held = ROOM // (sum(slot.values()) * job.model.vector.dtype.itemsize)
         self._slots = max(2 * self.count, min(8 * self.count, held))
+        sizes = {f"all {place}": size for place, size in _common_sizes(job).items()}
         for number in range(self._slots):
-            sizes |= {f"{number} {name}": length for name, length in slot.items()}
-        self._arena = Arena.make(sizes, job.model.vector.dtype)
+            sizes |= {f"{number} {place}": size for place, size in slot.items()}
+        self._memory = SharedMemory.make(sizes, job.model.vector.dtype)
         forks = sys.platform == "linux" and on_cpu
         start_method = self.start_method or ("fork" if forks else "spawn")
         self._context: Any = torch.multiprocessing.get_context(start_method)
@@ -149,8 +121,8 @@ class Workers:
                 worker.process.kill()
                 worker.process.join()
         self._workers = []
-        if hasattr(self, "_arena"):
-            self._arena.close()
+        if hasattr(self, "_memory"):
+            self._memory.close()
 
     def _start(self, number: int) -> _Worker:
         try:
@@ -161,7 +133,7 @@ class Workers:
         inherited = [ours, *(w.pipe for w in self._workers)] if self._forks else []
         process = self._context.Process(
             target=work,
-            args=(theirs, inherited, self._job, self._arena.plan, device),
+            args=(theirs, inherited, self._job, self._memory.plan, device),
             daemon=True,
             name=f"fedflat-worker-{number}",
         )
@@ -196,163 +168,107 @@ class Workers:
         state: Callable[[int], dict[str, Tensor]],
     ) -> Iterator[Upload]:
         """Longest first, folded in the order of `clients`."""
-        turns = Turns([self._job.sgd.steps_for(self._job.federation.size(client)) for client in clients])
-        finished: dict[int, Upload] = {}
-        slots = list(range(self._slots))  # what was freed last is used first: little memory is touched
-        used: dict[int, int] = {}
-        written = False
-        while turns.turn < len(clients):
+        job, device = self._job, self._job.model.vector.device  # the server's; on the CPU nothing is copied
+        queue = ClientQueue([job.local.steps_for(job.federation.size(client)) for client in clients])
+        free = list(range(self._slots))  # what was freed last is used first: little memory is touched
+        slots: dict[int, int] = {}
+        downloads: dict[int, Download] = {}
+        finished: dict[int, Parts] = {}
+        common: Parts = {}
+
+        def run(worker: _Worker, position: int) -> None:
+            client = clients[position]
+            if position not in slots:  # else it is run again
+                slots[position], downloads[position] = free.pop(), download(client)
+            parts = pack_download(client, downloads[position], state(client), job.each)
+            shared = {"common": parts.pop("common")}
+            if not common:
+                common.update(self._memory.store(shared, "all"))
+            own = self._memory.store(parts, slots[position])
+            self._tell(worker, position, ("run", slots[position], {**common, **own}))
+
+        while not queue.done:
             for worker in self._workers:
-                if worker.running is not None:
+                if worker.task is not None:
                     continue
-                if (position := turns.hand_out(self._slots)) is None:
+                if (position := queue.hand_out(self._slots)) is not None:
+                    run(worker, position)
+                else:
                     self._let_test(worker)
-                    continue
-                client = clients[position]
-                message = download(client)
-                if not written:
-                    self._write_common(message)
-                    written = True
-                used[position] = slots.pop()
-                worker.running = _Running(position, self._task(client, used[position], message), message)
-                self._hand_over(worker, state)
-            if turns.turn in finished:  # while the workers are busy again
-                yield finished.pop(turns.turn)
-                slots.append(used.pop(turns.turn))
-                turns.fold()
+            if (position := queue.next) in finished:  # while the workers are busy again
+                yield unpack_upload(self._memory.load(finished.pop(position), device), borrowed=True)
+                free.append(slots.pop(position))
+                queue.fold()
                 continue
-            for worker in self._answers():
-                running = worker.running
-                if isinstance(running, _Testing):
-                    self._receive_scores(worker, running)
-                    continue
-                assert running is not None
-                answer = self._receive(worker, running, state)
-                if answer is None:
-                    continue
-                finished[running.position] = self._upload(running.task, answer)
-                worker.running = None
+            for worker, task, answer in self._answers():
+                if isinstance(task, range):
+                    self._receive_score(task, answer)
+                elif answer is not None:
+                    finished[task] = answer
+                    del downloads[task]
+                elif queue.give_back(task) >= DEATHS:
+                    raise FedflatError(
+                        f"client {clients[task]}, round {downloads[task].round}: its worker process died {DEATHS} "
+                        f"times (exit code {worker.process.exitcode}). {_MEMORY}"
+                    )
 
-    def evaluate(self, w: Tensor, buffers: Tensor | None) -> Score:
-        """The test set in batches, shared out among the workers, summed in the order of batches."""
-        return self.evaluate_meanwhile(w, buffers)()
-
-    def evaluate_meanwhile(self, w: Tensor, buffers: Tensor | None) -> Callable[[], Score]:
-        """Begin to test a model: workers do it when they have no client. What is returned waits for the rest.
-
-        It must be called before the next test.
-        """
+    def evaluate(self, w: Tensor, buffers: Tensor | None) -> SharedTest:
+        """The test set in shares, for workers that have no client."""
         test = self._job.federation.test
         assert test is not None
-        assert self._shares is None
-        self._arena["tested"].copy_(w)
-        if buffers is not None:
-            self._arena["tested buffers"].copy_(buffers)
-        shares = self._shares = Shares(batches_in(test), self.count, buffers is not None)
-
-        def rest() -> Score:
-            while not shares.done:
-                for worker in self._workers:
-                    if worker.running is None:
-                        self._let_test(worker)
-                for worker in self._answers():
-                    assert isinstance(worker.running, _Testing)
-                    self._receive_scores(worker, worker.running)
-            self._shares = None
-            return shares.total()
-
-        return rest
+        assert self._test is None or self._test.done()
+        self._tested = self._memory.store(pack_model(w, buffers), "all")
+        self._test = SharedTest(self._job.metrics, batches_in(test), self.count, self._go_on_testing)
+        return self._test
 
     # -- details -----------------------------------------------------------------------------------
 
-    def _write_common(self, message: Download) -> None:
-        """What all clients of a round receive, written once."""
-        self._arena["start"].copy_(message.start)
-        if message.buffers is not None:
-            self._arena["buffers"].copy_(message.buffers)
-        for name in self._job.method.down:
-            value = message.values.get(name)
-            if isinstance(value, Tensor):
-                self._arena[f"down {name}"].copy_(value)
-
-    def _task(self, client: int, slot: int, message: Download) -> Task:
-        vectors = [name for name, value in message.values.items() if isinstance(value, Tensor)]
-        return Task(
-            client,
-            slot,
-            message.round,
-            message.lr,
-            common=tuple(name for name in vectors if name not in self._each),
-            each=tuple(name for name in vectors if name in self._each),
-            state=(),
-            scalars={k: float(v) for k, v in message.values.items() if not isinstance(v, Tensor)},
-            buffers=message.buffers is not None,
-        )
+    def _go_on_testing(self) -> None:
+        """Hand out shares and receive some, while there is no client."""
+        for worker in self._workers:
+            if worker.task is None:
+                self._let_test(worker)
+        for _, share, answer in self._answers():
+            assert isinstance(share, range)
+            self._receive_score(share, answer)
 
     def _let_test(self, worker: _Worker) -> None:
         """Give a worker a share of the test under way, if there is one left."""
-        if self._shares is not None and (share := self._shares.hand_out()) is not None:
-            worker.running = _Testing(share)
-            _tell(worker, ("evaluate", share, self._shares.buffers))
+        if self._test is not None and (share := self._test.hand_out()) is not None:
+            self._tell(worker, share, ("score", share, self._tested))
 
-    def _receive_scores(self, worker: _Worker, testing: _Testing) -> None:
-        """A worker's scores; if it died, another tests its share again."""
-        shares = self._shares
-        assert shares is not None
-        try:
-            shares.receive(testing.share, _checked(worker.pipe.recv()))
-            worker.running, worker.answered = None, True
-        except (EOFError, ConnectionResetError):
-            self._check_started(worker)
-            testing.deaths += 1
-            if testing.deaths >= DEATHS:
-                raise FedflatError(
-                    f"A worker died {DEATHS} times while testing the model. {_MEMORY}"
-                ) from None
-            fresh = self._replace(worker)
-            fresh.running = testing
-            _tell(fresh, ("evaluate", testing.share, shares.buffers))
+    def _receive_score(self, share: range, answer: Any) -> None:
+        """Take what a share scored; if its worker died, another tests it."""
+        assert self._test is not None
+        if answer is not None:
+            self._test.receive(share, answer)
+        elif self._test.give_back(share) >= DEATHS:
+            raise FedflatError(f"A worker died {DEATHS} times while testing the model. {_MEMORY}")
 
-    def _hand_over(self, worker: _Worker, state: Callable[[int], dict[str, Tensor]]) -> None:
-        """Write a client's own inputs into its slot and tell the worker to go."""
-        running = worker.running
-        assert isinstance(running, _Running)
-        task = running.task
-        kept = state(task.client)
-        for name in task.each:
-            value = running.download.values[name]
-            assert isinstance(value, Tensor)
-            self._arena[f"{task.slot} each {name}"].copy_(value)
-        for name, vector in kept.items():
-            self._arena[f"{task.slot} state {name}"].copy_(vector)
-        running.task = replace(task, state=tuple(kept))
-        _tell(worker, ("client", running.task))
+    def _tell(self, worker: _Worker, task: int | range, message: Any) -> None:
+        """Give a worker something to do; if it has died, that shows when its answer is waited for."""
+        worker.task = task
+        with contextlib.suppress(OSError):
+            worker.pipe.send(message)
 
-    def _answers(self) -> list[_Worker]:
-        busy = {w.pipe: w for w in self._workers if w.running is not None}
-        return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
-
-    def _receive(
-        self, worker: _Worker, running: _Running, state: Callable[[int], dict[str, Tensor]]
-    ) -> dict[str, Any] | None:
-        """A worker's answer; None if it died, and then another runs the client again."""
-        try:
-            answer = _checked(worker.pipe.recv())
-            assert isinstance(answer, dict)
-            worker.answered = True
-            return answer
-        except (EOFError, ConnectionResetError):
-            self._check_started(worker)
-            running.deaths += 1
-            if running.deaths >= DEATHS:
-                raise FedflatError(
-                    f"client {running.task.client}, round {running.task.round}: its worker process died "
-                    f"{DEATHS} times (exit code {worker.process.exitcode}). {_MEMORY}"
-                ) from None
-            fresh = self._replace(worker)
-            fresh.running = running
-            self._hand_over(fresh, state)
-            return None
+    def _answers(self) -> Iterator[tuple[_Worker, int | range, Any]]:
+        """Wait for workers, and give their tasks and answers; None for one that died and has been replaced."""
+        busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
+        for pipe in wait(list(busy)):
+            assert isinstance(pipe, Connection)
+            worker = busy[pipe]
+            task, worker.task = worker.task, None
+            assert task is not None
+            try:
+                answer = pipe.recv()
+                worker.answered = True
+            except (EOFError, ConnectionResetError):
+                self._check_started(worker)
+                self._replace(worker)
+                answer = None
+            if isinstance(answer, FedflatError):
+                raise answer
+            yield worker, task, answer
 
     def _check_started(self, worker: _Worker) -> None:
         """An error where a worker ended by itself before it did anything, as any other would."""
@@ -360,29 +276,35 @@ class Workers:
         if not self._forks and not worker.answered and (worker.process.exitcode or 0) > 0:
             raise FedflatError(f"A worker process ended before it began. {UNFIT}")
 
-    def _replace(self, worker: _Worker) -> _Worker:
+    def _replace(self, worker: _Worker) -> None:
         number = self._workers.index(worker)
         worker.pipe.close()
         worker.process.join(timeout=2)
         self._workers[number] = self._start(number)
-        return self._workers[number]
 
-    def _upload(self, task: Task, answer: dict[str, Any]) -> Upload:
-        """An upload whose vectors lie in the arena until the next one is asked for."""
-        device = self._job.model.vector.device  # the server's; on the CPU nothing is copied
 
-        def here(name: str) -> Tensor:
-            return self._arena[f"{task.slot} {name}"].to(device)
+def _common_sizes(job: Job) -> dict[str, int]:
+    """The sizes of vectors that there are once: what all clients of a round receive, and a model that is tested."""
+    size, buffers = job.model.size, _buffers(job)
+    vectors = dict.fromkeys(
+        ("common start", *(f"common {name}" for name in job.method.down), "model w"), size
+    )
+    return {**vectors, "common buffers": buffers, "model buffers": buffers}
 
-        return Upload(
-            **answer["numbers"],
-            update=here("update"),
-            vectors={name: here(f"up {name}") for name in answer["vectors"]},
-            buffers=here("buffers") if answer["buffers"] else None,
-            trained=here("trained") if answer["trained"] else None,
-            state={name: here(f"state {name}") for name in answer["state"]},
-            borrowed=True,
-        )
+
+def _slot_sizes(job: Job) -> dict[str, int]:
+    """The sizes of vectors that every client at work has for itself."""
+    size, buffers = job.model.size, _buffers(job)
+    names = ["vectors update", *(f"vectors {name}" for name in job.method.up)]
+    names += [f"each {name}" for name in job.each]
+    names += [f"state {name}" for contract in job.method.contracts for name in contract.client]
+    names += ["trained update"] if job.measured else []
+    return {**dict.fromkeys(names, size), "vectors buffers": buffers, "state buffers": buffers}
+
+
+def _buffers(job: Job) -> int:
+    """How many numbers the model's buffers hold."""
+    return 0 if (values := job.model.read_buffers()) is None else values.numel()
 
 
 def _cores() -> int:
@@ -397,21 +319,8 @@ def _no_process(problem: Exception) -> FedflatError:
     return FedflatError(f"A worker process cannot be started: {reason}. Use fewer workers{more}.")
 
 
-def _tell(worker: _Worker, message: Any) -> None:
-    """Send a worker something; if it has died, that shows when its answer is waited for."""
-    with contextlib.suppress(OSError):
-        worker.pipe.send(message)
-
-
 def _all_devices(device: str) -> list[str]:
     """The CPU, or every GPU where one was asked for."""
     if device.startswith("cuda") and ":" not in device:
         return [f"cuda:{n}" for n in range(max(1, torch.cuda.device_count()))]
     return [device]
-
-
-def _checked(answer: Any) -> Any:
-    """A worker's answer; its complaint is raised here."""
-    if isinstance(answer, FedflatError):
-        raise answer
-    return answer

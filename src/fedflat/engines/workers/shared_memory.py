@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...core.messages import Parts, convert
 from ...errors import FedflatError
 
 _ALIGNMENT = 64
@@ -29,7 +30,11 @@ class Plan:
     elements: int
 
 
-class Arena:
+class Place(str):
+    """The name of a vector that lies in shared memory."""
+
+
+class SharedMemory:
     """Named vectors in a mapped file, which goes with the process that made it, or with `close`."""
 
     def __init__(self, plan: Plan, handle: int | None = None) -> None:
@@ -40,7 +45,7 @@ class Arena:
             raise FedflatError(f"Shared memory cannot be opened: {str(problem).splitlines()[0]}.") from None
 
     @classmethod
-    def make(cls, sizes: Mapping[str, int], dtype: torch.dtype) -> Arena:
+    def make(cls, sizes: Mapping[str, int], dtype: torch.dtype) -> SharedMemory:
         """Room for vectors of the given sizes."""
         places, elements = {}, 0
         step = _ALIGNMENT // dtype.itemsize
@@ -65,7 +70,24 @@ class Arena:
         first, size = self.plan.places[name]
         return self._all[first : first + size]
 
-    def holds(self, vector: Tensor, but: str) -> bool:
+    def store(self, parts: Parts, slot: object) -> Parts:
+        """Write a message's vectors into a slot, and return the message with their places instead."""
+
+        def aside(place: str, vector: Tensor) -> Tensor:
+            return vector.clone() if self._holds(vector, but=f"{slot} {place}") else vector
+
+        def write(place: str, vector: Tensor) -> Place:
+            self[f"{slot} {place}"].copy_(vector)
+            return Place(f"{slot} {place}")
+
+        # a vector that was received under another name lies where the next may be written: it is copied first
+        return convert(convert(parts, Tensor, aside), Tensor, write)
+
+    def load(self, parts: Parts, device: torch.device | str) -> Parts:
+        """Put the vectors back into a message that `store` returned; on the CPU they lie here still."""
+        return convert(parts, Place, lambda _, place: self[place].to(device))
+
+    def _holds(self, vector: Tensor, but: str) -> bool:
         """Whether a vector lies here, elsewhere than in one place."""
         own = self._all.untyped_storage().data_ptr()
         return vector.untyped_storage().data_ptr() == own and vector.data_ptr() != self[but].data_ptr()
@@ -90,7 +112,7 @@ def _make_file(size: int) -> tuple[int, str]:
         if place is not None and not (_is_roomy(place, size)):
             continue
         try:
-            handle, name = tempfile.mkstemp(prefix="fedflat-", suffix=".arena", dir=place)
+            handle, name = tempfile.mkstemp(prefix="fedflat-", suffix=".vectors", dir=place)
         except OSError as refused:
             problem = refused
             continue
