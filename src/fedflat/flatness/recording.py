@@ -27,7 +27,7 @@ from .sharpness import sharpness
 from .update_sums import UpdateSums
 
 if TYPE_CHECKING:
-    from ..client.optimisers import LocalSGD
+    from ..client.optimisers import LocalOptimiser
     from ..training.record import RoundRecord
     from ..training.train import Run
 
@@ -130,7 +130,7 @@ class Recording(RoundObserver):
         model: FlatModel,
         federation: Federation,
         loss: LossFunction,
-        sgd: LocalSGD,
+        sgd: LocalOptimiser,
         announce: Callable[[str], None] | None = None,
     ) -> None:
         self._wanted = wanted(given)
