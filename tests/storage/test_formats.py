@@ -14,7 +14,7 @@ import fedflat as ff
 from fedflat.cli import main
 from fedflat.storage import formats
 from fedflat.storage.checkpoint import read_checkpoint, write_checkpoint
-from fedflat.storage.vector_file import Table
+from fedflat.storage.vector_table import Table
 
 SETTINGS = ("--clients", "6", "--per-round", "3", "--epochs", "1", "-m", "scaffold")
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_another_version_is_no_damage(run: Path, monkeypatch, ca
 
 def test_a_table_of_another_version_is_no_damage(run: Path, monkeypatch):
     path = next((run / "state" / "clients").glob("*.table"))
-    monkeypatch.setattr("fedflat.storage.vector_file.TABLE", 2)
+    monkeypatch.setattr("fedflat.storage.vector_table.TABLE", 2)
     with pytest.raises(formats.OtherFormat, match="it has format 1, and this version knows 2"):
         Table.read(path)
 

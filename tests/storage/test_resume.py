@@ -35,7 +35,7 @@ from fedflat.storage import run_directory as rundirectory
 from fedflat.storage.checkpoint import read_checkpoint
 from fedflat.storage.client_store import ClientStore
 from fedflat.storage.run_directory import RunDirectory, read_metrics
-from fedflat.storage.vector_file import Table
+from fedflat.storage.vector_table import Table
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..core.vector_memory import memory
 from ..errors import FedflatError
 from .files import replace_file
 from .formats import CHECKPOINT, check_file
-from .vector_file import memory
 
 
 def write_checkpoint(path: Path, vectors: dict[str, Tensor], numbers: dict[str, Any]) -> None:

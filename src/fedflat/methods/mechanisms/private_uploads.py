@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.parameters import number
 from ...core.randomness import key
-from ...storage.vector_file import memory
+from ...core.vector_memory import memory
 from ..mechanism import Mechanism
 
 if TYPE_CHECKING:
