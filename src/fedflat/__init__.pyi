@@ -127,7 +127,7 @@ from .server.participation import (
     Uniform as Uniform,
 )
 from .server.server import Server as Server
-from .storage.run_directory import read_metrics as read_metrics
+from .storage.metrics_file import read_metrics as read_metrics
 from .training.train import Run as Run, train as train
 
 __version__: str

@@ -153,6 +153,6 @@ def test_a_run_that_failed_in_its_first_round_can_be_begun_again(tmp_path: Path)
         ff.train(federation, torch.nn.Linear(3, 2), rounds=1, out=out)
     assert ff.train(federation, "mlp", rounds=1, out=out).history
     with pytest.raises(
-        ff.FedflatError, match=r"already holds a run. Go on with it \(train\(\.\.\., resume=True\)\)"
+        ff.FedflatError, match=r"already holds a run. Resume it \(train\(\.\.\., resume=True\)\)"
     ):
         ff.train(federation, "mlp", rounds=1, out=out)

@@ -18,7 +18,8 @@ from ..data.protocols import PROTOCOLS
 from ..engines.base import Engine
 from ..errors import FedflatError
 from ..methods.text import as_method
-from ..storage.run_directory import read_metrics, read_settings
+from ..storage.metrics_file import read_metrics
+from ..storage.run_files import read_settings
 from ..training.record import RoundRecord
 from ..training.trackers import Trackers
 from ..training.train import Run, train

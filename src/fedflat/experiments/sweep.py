@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..engines.workers.parent import end_with_parent
 from ..errors import FedflatError
-from ..storage.run_directory import difference
+from ..storage.run_files import difference
 from .changes import changed, unchanged
 from .files import make_experiment
 from .problems import Lines

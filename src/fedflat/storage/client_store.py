@@ -103,7 +103,10 @@ class ClientStore:
             return
         self._hold(
             client,
-            {name: vector if name in unchanged else self._own(vector, copy) for name, vector in state.items()},
+            {
+                name: vector if name in unchanged else self._own(vector, copy)
+                for name, vector in state.items()
+            },
         )
         self._unwritten.add(client)
 
