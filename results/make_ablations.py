@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from fedflat.experiments.presets import PaperCell, choose, find_preset
 from fedflat.experiments.sweep import slug
-from fedflat.storage.run_directory import read_metrics, read_settings
+from fedflat.storage.metrics_file import read_metrics
+from fedflat.storage.run_files import read_settings
 
 HERE = Path(__file__).parent
 STORE = HERE / "ablations.json"

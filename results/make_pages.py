@@ -19,7 +19,8 @@ from compare_statistics import GROUPS, Published, all_statistics, errors, missin
 from fedflat.experiments.presets import PaperCell, choose, find_preset
 from fedflat.experiments.reproduce import added
 from fedflat.experiments.sweep import slug
-from fedflat.storage.run_directory import read_metrics, read_settings
+from fedflat.storage.metrics_file import read_metrics
+from fedflat.storage.run_files import read_settings
 
 HERE = Path(__file__).parent
 STORE = HERE / "fedwmsam-table1.json"

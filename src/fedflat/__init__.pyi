@@ -129,7 +129,7 @@ from .server.participation import (
     Uniform as Uniform,
 )
 from .server.server import Server as Server
-from .storage.run_directory import read_metrics as read_metrics
+from .storage.metrics_file import read_metrics as read_metrics
 from .training.callbacks import Callback as Callback
 from .training.record import RoundRecord as RoundRecord
 from .training.settings import TrainingSettings as TrainingSettings

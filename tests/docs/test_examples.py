@@ -122,7 +122,7 @@ def test_a_run_that_broke_off_ends_with_the_same_bits(tmp_path: Path):
     said = printed("stop_and_resume", 8, tmp_path)
     assert "went off after round 5 of 8" in said
     assert "There is: round-0000004.safetensors" in said
-    assert "going on after round 4" in said
+    assert "resumed after round 4" in said
     assert "Same bits as without the interruption: True" in said
     assert "8 rounds in metrics.jsonl" in said
     assert "fc1.weight (200, 64)" in said

@@ -613,7 +613,7 @@ def test_where_a_file_is_written_by_default(small: Path, fedflat: Fedflat, tmp_p
     assert is_done(tmp_path / "runs" / "small")
     code, _, errors = fedflat("run", small)
     assert code == 2
-    assert "already holds a run. Go on with it (`fedflat resume runs/small`)" in errors
+    assert "already holds a run. Resume it (`fedflat resume runs/small`)" in errors
 
 
 # -- sweeps ----------------------------------------------------------------------------------------
@@ -716,7 +716,7 @@ def test_finished_runs_of_a_sweep_keep_what_explains_them(swept: Path, fedflat: 
     before = {path: path.read_bytes() for path in (swept / NAMES[0]).iterdir()}
     code, _, errors = fedflat("resume", swept / NAMES[0], "--rounds", 5)
     assert code == 2
-    assert "is finished, and what going on with it needs was removed" in errors
+    assert "is finished, and what resuming it needs was removed" in errors
     assert {path: path.read_bytes() for path in before} == before
     # told to, it keeps everything
     file, out = swept.parent / "small.yaml", tmp_path / "out"

@@ -139,7 +139,7 @@ def _metrics(place: Path) -> None:
 
 
 def _settings(place: Path) -> None:
-    from fedflat.storage.run_directory import read_settings
+    from fedflat.storage.run_files import read_settings
 
     read_settings(place)
 
@@ -180,9 +180,9 @@ def _gone_on_with(place: Path) -> None:
     from fedflat.experiments.run import experiment_of
     from fedflat.models import build_model
     from fedflat.server.server import Server
-    from fedflat.storage.run_directory import read_settings
+    from fedflat.storage.run_files import read_settings
 
-    settings = read_settings(place, to_go_on=True)
+    settings = read_settings(place, to_resume=True)
     experiment = experiment_of(place, to_run=True).with_defaults()
     flat = FlatModel(build_model("mlp", _data(), 1), torch.float32, "cpu")
     server = Server(flat.vector.clone(), as_method("scaffold"), 4, "samples", flat.read_buffers(), None)

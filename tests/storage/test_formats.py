@@ -14,7 +14,7 @@ import fedflat as ff
 from fedflat.cli import main
 from fedflat.storage import formats
 from fedflat.storage.checkpoint import read_checkpoint, write_checkpoint
-from fedflat.storage.vector_file import Table
+from fedflat.storage.vector_table import Table
 
 SETTINGS = ("--clients", "6", "--participation", "3", "--epochs", "1", "-m", "scaffold")
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_another_version_is_no_damage(run: Path, monkeypatch, ca
 
 def test_a_table_of_another_version_is_no_damage(run: Path, monkeypatch):
     path = next((run / "state" / "clients").glob("*.table"))
-    monkeypatch.setattr("fedflat.storage.vector_file.TABLE", 2)
+    monkeypatch.setattr("fedflat.storage.vector_table.TABLE", 2)
     with pytest.raises(formats.OtherFormat, match="it has format 1, and this version knows 2"):
         Table.read(path)
 
@@ -153,6 +153,6 @@ def test_a_run_that_failed_in_its_first_round_can_be_begun_again(tmp_path: Path)
         ff.train(federation, torch.nn.Linear(3, 2), rounds=1, out=out)
     assert ff.train(federation, "mlp", rounds=1, out=out).history
     with pytest.raises(
-        ff.FedflatError, match=r"already holds a run. Go on with it \(train\(\.\.\., resume=True\)\)"
+        ff.FedflatError, match=r"already holds a run. Resume it \(train\(\.\.\., resume=True\)\)"
     ):
         ff.train(federation, "mlp", rounds=1, out=out)

@@ -35,7 +35,8 @@ from fedflat.storage import run_directory as rundirectory
 from fedflat.storage.checkpoint import read_checkpoint
 from fedflat.storage.client_store import ClientStore
 from fedflat.storage.run_directory import RunDirectory, read_metrics
-from fedflat.storage.vector_file import Table
+from fedflat.storage.vector_table import Table
+from fedflat.training.record import RoundRecord
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -170,7 +171,7 @@ def test_killed_at_any_moment(method: str, engine: str, tmp_path: Path):
         slowness = draw.choice([0, 0.002, 0.005])
 
         def live(tell: Callable[[], object], every=every, memory=memory, slowness=slowness) -> None:
-            def on_round(r: ff.RoundRecord) -> None:
+            def on_round(r: RoundRecord) -> None:
                 tell()
                 if r.index >= ROUNDS - 2:  # who kills it may be late
                     for _ in range(7):

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from torch import Tensor
 
-from ..storage.vector_file import memory
+from ..core.vector_memory import memory
 
 if TYPE_CHECKING:
     from .federation import Federation

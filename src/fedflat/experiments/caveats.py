@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..methods.text import as_method
-from ..storage.run_directory import read_settings
+from ..storage.run_files import read_settings
 from .build import make_partition
 from .schema import Experiment
 from .sweep import HOW

@@ -16,9 +16,9 @@ from typing import Any
 
 from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..errors import FedflatError, nearest
-from ..storage.metrics_file import Row
-from ..storage.run_directory import read_metrics, read_settings
-from ..storage.tested import by_clients, tested
+from ..storage.client_reports import are_reported, with_client_reports
+from ..storage.metrics_file import Row, read_metrics
+from ..storage.run_files import read_settings
 from .parsing import read_mapping
 
 Mean = tuple[float, float | None] | None
@@ -212,7 +212,7 @@ def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, ta
         if run not in done:
             told = f"is not finished ({len(rows[run])} rounds)"
             notes.append(f"{run} {told}{' and left out of the means' if done else ''}.")
-    histories = [tested(rows[run]) for run in counted]
+    histories = [with_client_reports(rows[run]) for run in counted]
     scored = [[row for row in rows if row.get("accuracy") is not None] for rows in histories]
     late = [[row["accuracy"] for row in rows[-last:]] for rows in scored]
     at = [_first(rows, target) for rows in scored]
@@ -239,7 +239,7 @@ def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, ta
         _mean([sum(row["seconds"] for row in rows) for rows in reached]),
         _mean([sum(row["bytes_down"] + row["bytes_up"] for row in rows) / 1e6 for rows in reached]),
         len(reached),
-        any(map(by_clients, histories)),
+        any(map(are_reported, histories)),
         tuple(notes),
     )
 

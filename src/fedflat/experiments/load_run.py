@@ -16,7 +16,8 @@ from ..errors import FedflatError
 from ..models import build_model
 from ..models.conv.conv2d import set_recorded
 from ..storage.checkpoint import read_checkpoint
-from ..storage.run_directory import LAST_FINITE, read_metrics, read_settings
+from ..storage.metrics_file import read_metrics
+from ..storage.run_files import LAST_FINITE, read_settings
 from .build import make_federation
 from .run import experiment_of, is_done
 from .schema import Experiment

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..methods.text import as_method
-from ..storage.run_directory import read_metrics, read_settings
+from ..storage.metrics_file import read_metrics
+from ..storage.run_files import read_settings
 from .caveats import kept_caveats, merged, protocol_caveats
 from .changes import changed
 from .files import make_experiment

@@ -15,7 +15,8 @@ from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..data.protocols import PROTOCOLS
 from ..engines.base import Engine
 from ..errors import FedflatError
-from ..storage.run_directory import read_metrics, read_settings
+from ..storage.metrics_file import read_metrics
+from ..storage.run_files import read_settings
 from ..training.callbacks import Callback
 from ..training.trackers import Trackers
 from ..training.train import Run, train
@@ -76,7 +77,7 @@ def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
     """The experiment that a run directory holds; unless it is `to_run`, this machine need not be able to run it."""
     path = Path(run) / "experiment.yaml"
     if not path.exists() or (Path(run) / "run.json").exists():
-        read_settings(run, to_go_on=to_run)  # before keys that another version may have
+        read_settings(run, to_resume=to_run)  # before keys that another version may have
     if not path.exists():
         raise FedflatError(
             f"{run} was not started from the command line or an experiment: go on with it in Python, with the same "

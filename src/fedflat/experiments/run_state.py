@@ -11,7 +11,7 @@ from ..server.buffer_rules import BufferRules
 from ..server.server import Server
 from ..storage.checkpoint import read_checkpoint
 from ..storage.client_store import ClientStore
-from ..storage.run_directory import LAST_FINITE
+from ..storage.run_files import LAST_FINITE
 from .load_run import TrainedModel
 
 

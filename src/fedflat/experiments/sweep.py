@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..engines.workers.parent import end_with_parent
 from ..errors import FedflatError
-from ..storage.run_directory import difference
+from ..storage.run_files import difference
 from ..training.settings import TrainingSettings
 from .changes import changed, unchanged
 from .files import make_experiment

@@ -13,7 +13,7 @@ from ..data.partitions.text import partition_parts
 from ..errors import FedflatError, nearest
 from ..experiments.compare import REPORTED, Group, Mean, _mean, _names, compare, describe, find_runs
 from ..methods.text import as_method, method_terms
-from ..storage.run_directory import read_metrics
+from ..storage.metrics_file import read_metrics
 from .footnote import noted
 from .lines import Line, draw_lines
 from .style import legend_above, look, panels

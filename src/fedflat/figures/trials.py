@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..errors import FedflatError
 from ..experiments.compare import compare, describe, find_runs
 from ..methods.named import METHODS
-from ..storage.run_directory import read_metrics
-from ..storage.tested import by_clients, tested
+from ..storage.client_reports import are_reported, with_client_reports
+from ..storage.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from ..training.train import Run
@@ -39,7 +39,7 @@ class Trials:
     @property
     def by_clients(self) -> bool:
         """Whether accuracy and loss are what clients reported, where the server has no test set."""
-        return any(map(by_clients, self.histories))
+        return any(map(are_reported, self.histories))
 
 
 def gather(runs: Runs) -> list[Trials]:
@@ -86,7 +86,7 @@ def _named(name: str, source: Any) -> Trials:
             raise _unnamed(one)
         else:
             histories.append(one if _is_history(one) else one.history)
-    return Trials(name, [*map(tested, histories), *_read(places)], places)
+    return Trials(name, [*map(with_client_reports, histories), *_read(places)], places)
 
 
 def _place(given: Any) -> Place:
@@ -107,4 +107,4 @@ def _is_history(source: Any) -> bool:
 
 
 def _read(places: Sequence[Path]) -> list[History]:
-    return [tested(read_metrics(place)) for place in places]
+    return [with_client_reports(read_metrics(place)) for place in places]

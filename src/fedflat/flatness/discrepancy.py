@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..client.optimisers import LocalSGD
+from ..client.optimisers import LocalOptimiser
 from ..core.evaluation import LossFunction
 from ..core.flat import FlatModel
 from ..data.federation import Federation
@@ -41,7 +41,7 @@ def flatness_discrepancy(
     model: nn.Module | FlatModel,
     federation: Federation,
     rho: float = 0.05,
-    local: LocalSGD | None = None,
+    local: LocalOptimiser | None = None,
     method: MethodLike | None = None,
     clients: Sequence[int] | None = None,
     seed: int = 0,
@@ -78,7 +78,7 @@ def flatness_discrepancy(
 def _train(
     model: FlatModel,
     federation: Federation,
-    local: LocalSGD | None,
+    local: LocalOptimiser | None,
     method: MethodLike | None,
     clients: Sequence[int],
     seed: int,

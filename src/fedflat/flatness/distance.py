@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
 
-from ..client.optimisers import LocalSGD
+from ..client.optimisers import LocalOptimiser
 from ..core.evaluation import LossFunction
 from ..core.flat import FlatModel
 from ..data.federation import Federation
@@ -30,7 +30,7 @@ class FlatnessDistance:
 def flatness_distance(
     model: nn.Module | FlatModel,
     federation: Federation,
-    local: LocalSGD | None = None,
+    local: LocalOptimiser | None = None,
     method: MethodLike | None = None,
     clients: Sequence[int] | None = None,
     weighting: str = "samples",

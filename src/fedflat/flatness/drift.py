@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..client.optimisers import LocalSGD
+from ..client.optimisers import LocalOptimiser
 from ..core.evaluation import LossFunction
 from ..core.flat import FlatModel
 from ..data.federation import Federation
@@ -21,7 +21,7 @@ from .update_sums import Drift, UpdateSums
 def update_drift(
     model: nn.Module | FlatModel,
     federation: Federation,
-    local: LocalSGD | None = None,
+    local: LocalOptimiser | None = None,
     method: MethodLike | None = None,
     clients: Sequence[int] | None = None,
     seed: int = 0,

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.vector_memory import memory
 from ..engines.workers.parent import end_with_parent
 from ..errors import explained
-from ..storage.vector_file import memory
 from .surface import Surface
 
 

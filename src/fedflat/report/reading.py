@@ -12,10 +12,10 @@ from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..errors import FedflatError, explained
 from ..experiments.compare import describe
 from ..experiments.parsing import read_mapping
+from ..storage.client_reports import are_reported, with_client_reports
 from ..storage.formats import RUN, OtherFormat
-from ..storage.metrics_file import read_json
-from ..storage.run_directory import read_metrics, read_settings
-from ..storage.tested import by_clients, tested
+from ..storage.metrics_file import read_json, read_metrics
+from ..storage.run_files import read_settings
 
 FILES = ("run.json", "metrics.jsonl", "experiment.yaml", "flatness.json", "landscape.json")
 """All that is read of a run."""
@@ -56,7 +56,7 @@ class RunFiles:
     @property
     def by_clients(self) -> bool:
         """Whether accuracy and loss are what clients reported."""
-        return by_clients(self.rows)
+        return are_reported(self.rows)
 
     @property
     def caveats(self) -> list[str]:
@@ -164,7 +164,7 @@ def _rows(path: Path, notes: list[str]) -> Sequence[Mapping[str, Any]]:
     except FedflatError as problem:
         notes.append(f"{problem} Its curves are left out.")
         return []
-    rows = tested(rows)
+    rows = with_client_reports(rows)
     if not rows:
         notes.append("No round is finished yet.")
     elif all(row.get("accuracy") is None for row in rows):

@@ -22,7 +22,7 @@ from ..errors import Diverged, FedflatError
 from ..methods.checks import Untouched, named, vector_like
 from ..methods.mechanism import Value, overrides
 from ..methods.method import Method
-from ..storage.client_store import ClientStore, StoreAbove
+from ..storage.client_store import ClientStore, OverlayStore
 from .aggregates import HELD, Middle
 from .buffer_rules import BufferRules
 from .norm_bounds import Bound, NormBounds
@@ -183,7 +183,7 @@ class Server:
         twin.norm_bounds, twin.clips = copy.deepcopy(self.norm_bounds), self.clips
         twin.rules, twin.max_share, twin._middle = self.rules, self.max_share, self._middle
         twin.restore({name: vector.clone() for name, vector in vectors.items()}, numbers)
-        twin.per_client = StoreAbove(self.per_client)
+        twin.per_client = OverlayStore(self.per_client)
         return twin
 
     # -- sums of the round under way ---------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Runs on disk: directories, checkpoints, vectors of clients."""
+"""Runs on disk: directories, checkpoints, client states."""

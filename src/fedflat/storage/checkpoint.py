@@ -1,4 +1,4 @@
-"""What the next round depends on, in one file: vectors and numbers by name, with a checksum over all of it."""
+"""Checkpoints of the server: vectors and numbers by name in one file, with a checksum over both."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..core.vector_memory import memory
 from ..errors import FedflatError
 from .files import replace_file
 from .formats import CHECKPOINT, check_file
-from .vector_file import memory
 
 
 def write_checkpoint(path: Path, vectors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def check_version(path: Path) -> None:
-    """An error if a sound checkpoint is of another version; what is damaged is found out when it is read."""
+    """Raise if a sound checkpoint is of another version; damage is found when it is read."""
     try:
         with safe_open(path, framework="pt") as file:
             header = dict(file.metadata() or {})
@@ -55,7 +55,7 @@ def check_version(path: Path) -> None:
 
 
 def _apart(vectors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Vectors on the CPU of which no two are the same memory, which the format refuses."""
+    """Copy vectors that share memory, which the format refuses, and move all to the CPU."""
     seen: set[int] = set()
     result = {}
     for name, vector in vectors.items():

@@ -1,6 +1,6 @@
-"""What is kept per client between rounds. A client that never took part takes no room.
+"""Client states between rounds. A client that never took part takes no room.
 
-The clients used last stay in memory, the others lie on disk; how a crash does no harm there, see `slots`.
+The clients used last stay in memory, the others are on disk (`client_archive` says why a crash does no harm there).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..core.allocator import give_back
+from ..core.vector_memory import new_vector
 from ..errors import FedflatError
-from .vector_file import Archive, new_vector
+from .client_archive import ClientArchive
 
 UNITS = {
     "": 1,
@@ -29,11 +30,11 @@ class ClientStore:
     """Named vectors per client; beyond the budget, those of the clients used least recently are on disk.
 
     Args:
-        directory: where to put files, for checkpoints to last; it must be this store's alone. By default they are
-            temporary and unnamed, vanish with the process, and are made only once the budget is spent.
-        budget: at most so many bytes in memory, None for no limit.
-        device: where vectors are kept while in memory, and handed out.
-        name: the checkpoint in the directory to go on from; by default the store is empty.
+        directory: a directory for this store alone, where checkpoints last. By default files are temporary and
+            unnamed, vanish with the process, and are made only once the budget is spent.
+        budget: the most bytes to hold in memory; None for no limit.
+        device: the device of vectors in memory.
+        name: the checkpoint in the directory to begin with; by default the store is empty.
     """
 
     def __init__(
@@ -46,14 +47,14 @@ class ClientStore:
         if budget is not None and budget < 0:
             raise FedflatError(f"A budget of {budget} bytes is not possible: give 0 or more.")
         self.budget, self.device = budget, torch.device(device)
-        self._disk = Archive(None if directory is None else Path(directory), name)
-        self._held: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
-        """in memory, those used least recently first"""
+        self._disk = ClientArchive(None if directory is None else Path(directory), name)
+        self._memory: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
+        """by client, those used least recently first"""
         self._unwritten: set[int] = set()
-        """clients in memory of whom the disk lacks something"""
+        """clients with changes not yet on disk"""
         self._bytes = 0
-        self._passed = 0
-        """bytes that came or went since freed memory was last given back to the system"""
+        self._turnover = 0
+        """bytes allocated or freed since freed memory was last given back to the system"""
 
     @classmethod
     def restore(
@@ -63,122 +64,126 @@ class ClientStore:
         budget: int | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """The store as it was at a checkpoint."""
+        """Open a store as it was at a checkpoint."""
         return cls(directory, budget, device, name)
 
     @property
     def bytes_in_memory(self) -> int:
-        """Never more than the budget."""
+        """Bytes of the vectors in memory, never more than the budget."""
         return self._bytes
 
     def get(self, client: int) -> dict[str, Tensor]:
-        """What is kept of a client, as a dictionary of its own; empty for one that never took part.
+        """Return the state of a client in a new dictionary; empty for a client that never took part.
 
         The vectors themselves are the store's: replace them, do not change them in place.
         """
-        if client in self._held:
-            self._held.move_to_end(client)
-        elif client in self._disk.rows:
-            fits = self._make_room(sum(kind.size for kind in self._disk.kinds(client)))
+        if client in self._memory:
+            self._memory.move_to_end(client)
+        elif client in self._disk:
+            fits = self._make_room(self._disk.size(client))
             vectors = {name: vector.to(self.device) for name, vector in self._disk.read(client).items()}
             if not fits:
                 return vectors
             self._hold(client, vectors)
-        return dict(self._held.get(client, {}))
+        return dict(self._memory.get(client, {}))
 
     def put(self, client: int, state: Mapping[str, Tensor], copy: bool = True) -> None:
-        """Replace what is kept of a client; an empty state leaves nothing.
+        """Replace the state of a client; an empty state removes the client.
 
-        With `copy=False` the vectors become the store's: the caller must not change them afterwards. One that `get`
-        has just given is neither copied nor written again.
+        With `copy=False` the vectors become the store's: the caller must not change them afterwards. A vector that
+        `get` has just returned is neither copied nor written again.
         """
         old = self._drop(client)
-        same = {name for name, vector in state.items() if vector is old.get(name)}
-        self._disk.forget(client, but=same)
+        unchanged = {name for name, vector in state.items() if vector is old.get(name)}
+        self._disk.forget(client, keep=unchanged)
         if not state:
             return
         if not self._make_room(_size(state)):
             self._disk.write(client, state)
             return
-        own = {name: vector if name in same else self._own(vector, copy) for name, vector in state.items()}
-        self._hold(client, own)
+        self._hold(
+            client,
+            {
+                name: vector if name in unchanged else self._own(vector, copy)
+                for name, vector in state.items()
+            },
+        )
         self._unwritten.add(client)
 
     def clients(self) -> list[int]:
-        """The clients something is kept of."""
-        return sorted(self._held.keys() | self._disk.rows.keys())
+        """Return the clients that have a state, in order."""
+        return sorted({*self._memory, *self._disk})
 
     def checkpoint(self, name: str) -> None:
-        """Keep everything as it is now under a name, for `restore`; beside it the checkpoint before is kept.
+        """Save all states under a name for `restore`, and keep the checkpoint before.
 
-        Only what changed since then is written. When this returns, it has reached the disk.
+        Only what changed since then is written. When this returns, the checkpoint has reached the disk.
         """
         if self._disk.directory is None:
             raise FedflatError("A checkpoint of client states needs a directory: ClientStore(directory).")
         if not re.fullmatch(r"[\w.-]+", name):
             raise FedflatError(f"'{name}' cannot name a checkpoint: use letters, digits, '.', '-' and '_'.")
         for client in sorted(self._unwritten):
-            self._disk.write(client, self._held[client])
+            self._disk.write(client, self._memory[client])
         self._unwritten.clear()
         self._disk.checkpoint(name)
 
     def verify(self) -> None:
-        """Read everything that is on disk; what is damaged is an error."""
-        for client in list(self._disk.rows):
+        """Read everything that is on disk; a damaged vector is an error."""
+        for client in self._disk:
             self._disk.read(client)
 
     def close(self) -> None:
-        """Let go of memory and files. Checkpoints stay; the store is empty."""
+        """Empty the store and close its files. Checkpoints stay."""
         self._disk.close()
-        self._held.clear()
+        self._memory.clear()
         self._unwritten.clear()
         self._bytes = 0
 
     def _make_room(self, size: int) -> bool:
-        """Move clients out of memory until so many bytes fit in; False if they never will."""
+        """Move clients out of memory until `size` bytes fit; False if they never will."""
         if self.budget is None or size > self.budget:
             return self.budget is None
         while self._bytes + size > self.budget:
-            client = next(iter(self._held))
+            client = next(iter(self._memory))
             if client in self._unwritten:
-                self._disk.write(client, self._held[client])
+                self._disk.write(client, self._memory[client])
             self._drop(client)
-        self._passed += size
-        if self._passed > max(self.budget // 16, 2**20):
-            self._passed = 0
+        self._turnover += size
+        if self._turnover > max(self.budget // 16, 2**20):
+            self._turnover = 0
             give_back()
         return True
 
     def _own(self, vector: Tensor, copy: bool) -> Tensor:
-        """A vector of the store's, in memory that is given back the moment the vector goes, if there is a budget."""
+        """Make a vector the store's own; with a budget, its memory is given back the moment the vector goes."""
         vector = vector.detach()
         if self.budget is None or self.device.type != "cpu":
             return vector.to(self.device, copy=copy, memory_format=torch.contiguous_format)
         return new_vector(vector.shape, vector.dtype).copy_(vector)
 
     def _hold(self, client: int, vectors: dict[str, Tensor]) -> None:
-        self._held[client] = vectors
+        self._memory[client] = vectors
         self._bytes += _size(vectors)
 
     def _drop(self, client: int) -> dict[str, Tensor]:
-        """Remove a client from memory."""
+        """Remove a client from memory, and return its vectors."""
         self._unwritten.discard(client)
-        vectors = self._held.pop(client, {})
+        vectors = self._memory.pop(client, {})
         size = _size(vectors)
         self._bytes -= size
-        self._passed += size
+        self._turnover += size
         return vectors
 
 
-class StoreAbove(ClientStore):
-    """A store in memory that begins with what is in another one, and leaves that alone."""
+class OverlayStore(ClientStore):
+    """A store in memory over another one, which is read and never changed."""
 
     def __init__(self, below: ClientStore) -> None:
         super().__init__(device=below.device)
         self._below = below
 
     def get(self, client: int) -> dict[str, Tensor]:
-        """What is kept of a client, here or below."""
         return super().get(client) or self._below.get(client)
 
 
@@ -187,7 +192,7 @@ def _size(vectors: Mapping[str, Tensor]) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from a size as people write it: `2GiB`, `800 MB`, `1e9`."""
+    """Parse a size as people write it (`2GiB`, `800 MB`, `1e9`) into bytes."""
     match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\+?\d\d?)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in UNITS:
         raise FedflatError(

@@ -1,4 +1,4 @@
-"""Where a run took place: versions, machine, and the state of the code around it."""
+"""The environment of a run: versions, machine, and the state of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("torch", "numpy", "safetensors", "ray", "flwr")
 
 
 def environment() -> dict[str, Any]:
-    """Versions, the machine without its name, and the git commits of the working directory and of fedflat itself."""
+    """Return versions, the machine without its name, and the commits of the working directory and of fedflat."""
     from .. import __version__
 
     return {
@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
 
 
 def check_device(device: torch.device | str) -> None:
-    """Whether this machine has such a device."""
+    """Raise if this machine does not have the device."""
     try:
         torch.zeros(1, device=device).item()  # 'meta' has shapes and no numbers
     except Exception:  # each kind of device has its own way to say that it is not there
@@ -70,9 +70,8 @@ def _git(place: Path) -> dict[str, Any] | None:
 def _source() -> dict[str, Any] | None:
     """The commit of fedflat's own code; None where it is installed, with a version that says enough."""
     here = Path(__file__).resolve()
-    tracked = _run_git(
-        here.parent, "ls-files", "--error-unmatch", here.name
-    )  # not in somebody's repository by chance
+    # an installed copy may lie inside a repository that does not track it
+    tracked = _run_git(here.parent, "ls-files", "--error-unmatch", here.name)
     return None if tracked is None else _git(here.parent)
 
 

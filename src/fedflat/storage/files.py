@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one."""
+"""Atomic and durable writing of files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..errors import explained
 
 
 def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a file in one step: whoever reads it sees all of it or what was there before.
+    """Write a file in one step: a reader, or a crash, finds the new content or the old.
 
-    When this returns and `durable` is asked for, it has reached the disk.
+    With `durable`, the file has reached the disk when this returns.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     with explained(f"{path} cannot be written"):

@@ -1,4 +1,4 @@
-"""The versions of what a run leaves on disk: which can be gone on with, which only read."""
+"""The versions of the files of a run: which can be resumed, and which only read."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 from ..errors import FedflatError
 
 RUN = 1
-"""Of a run directory. Raise it when a reader of old ones would stumble; docs/experiments.md says what else to do."""
+"""Version of a run directory. Raise it when older readers would fail; docs/experiments.md says what else to do."""
 CHECKPOINT = "1"
-"""Of a file in `checkpoints/`. Raise it when the content of checkpoints changes."""
+"""Version of a file in `checkpoints/`. Raise it when the content of checkpoints changes."""
 TABLE = 1
-"""Of a file in `state/`. Raise it when tables or slots change."""
+"""Version of a file in `state/`. Raise it when tables or slots change."""
 
 
 class OtherFormat(FedflatError):
-    """What was written by another version of fedflat, and is sound: nothing to pass over or to remove."""
+    """A sound file of another version of fedflat: not to be passed over or removed."""
 
 
-def check_run(path: Path, settings: Mapping[str, Any], to_go_on: bool) -> None:
-    """Whether a run directory can be read; or gone on with, for which its format must be this one."""
+def check_run(path: Path, settings: Mapping[str, Any], to_resume: bool) -> None:
+    """Raise if a run directory cannot be read or, with `to_resume`, resumed, for which its format must be this one."""
     found, writer = settings.get("format"), _writer(settings)
     if isinstance(found, int) and found > RUN:
         raise OtherFormat(
             f"{path} was written by a newer version of fedflat{writer}: it has format {found}, and this version "
             f"knows {RUN}. Use that version; its metrics.jsonl and model.safetensors can be read by any program."
         )
-    if not to_go_on or found == RUN:
+    if not to_resume or found == RUN:
         return
     if not isinstance(found, int) or isinstance(found, bool):
         raise OtherFormat(
-            f"{path / 'run.json'} does not say which format the run has, so that it cannot be gone on with. Was it "
+            f"{path / 'run.json'} does not say which format the run has, so it cannot be resumed. Was it "
             f'edited? A run of this version says "format": {RUN}. It can still be compared and shown.'
         )
     raise OtherFormat(
-        f"{path} was written by an older version of fedflat{writer}: it has format {found}, and this version goes on "
-        f"with {RUN}. Go on with that version, or start anew; it can still be compared and shown."
+        f"{path} was written by an older version of fedflat{writer}: it has format {found}, and this version "
+        f"resumes {RUN}. Resume it with that version, or start anew; it can still be compared and shown."
     )
 
 
 def check_file(path: Path, found: object, known: object) -> None:
-    """Whether a checkpoint or a table is of this version."""
+    """Raise if a checkpoint or a table is of another version."""
     if found != known:
         raise OtherFormat(
             f"{path} was written by another version of fedflat: it has format {found}, and this version knows "
-            f"{known}. Go on with that version."
+            f"{known}. Resume with that version."
         )
 
 

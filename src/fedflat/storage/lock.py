@@ -1,4 +1,4 @@
-"""Keeping a directory to one process."""
+"""A lock that keeps a directory to one process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import ClassVar
 
 
 class Lock:
-    """A lock on a file that vanishes with the process that holds it, however that ends.
+    """A lock on a file that vanishes with the process that holds it, however the process ends.
 
-    Processes that it forks do not hold it: they may outlive it for a while.
+    Forked processes, which may outlive their parent for a while, do not hold it.
     """
 
     _all: ClassVar[weakref.WeakSet[Lock]] = weakref.WeakSet()
@@ -21,7 +21,7 @@ class Lock:
         self._all.add(self)
 
     def acquire(self) -> bool:
-        """Whether nobody else holds it; where the system has no such locks, always."""
+        """Take the lock; False if another process holds it. Where the system has no locks, always True."""
         try:
             import fcntl
         except ImportError:
@@ -36,12 +36,12 @@ class Lock:
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked process: close the files, which leaves the locks with the parent."""
+        """Close the files in a forked process, which leaves the locks with its parent."""
         for lock in list(cls._all):
             lock.release()
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self._file.close()
 
 

@@ -1,4 +1,4 @@
-"""The rows of a run, as its metrics.jsonl has them: what a crash leaves is repaired, what is damaged is refused."""
+"""Reading metrics.jsonl, one row per round: the mark of a crash is repaired, damage is refused."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from ..errors import FedflatError, explained
 
 MOST = 1e15
-"""More of something than any run counts: seconds, steps, bytes."""
+"""A bound on seconds, steps and bytes that no run reaches."""
 
 
 class Row(dict[str, Any]):
-    """One round. Asking for what it does not say is an error with a sentence."""
+    """The row of one round; a missing key is an error that names the file and the round."""
 
     def __init__(self, content: Mapping[str, Any], file: Path) -> None:
         super().__init__(content)
@@ -25,14 +25,14 @@ class Row(dict[str, Any]):
         raise FedflatError(f"{self.file}: round {self.get('index')} has no '{key}'; was it edited?")
 
     def copy(self) -> Row:
-        """Another one to change."""
+        """Return a copy to change."""
         return Row(self, self.file)
 
 
 def read_metrics(path: str | Path) -> list[Row]:
-    """One row per round. A last line that a crash cut off and lines that are there twice are left out.
+    """Read the rows of a run. A last line that a crash cut off and repeated lines are left out.
 
-    Whatever else is damaged is an error: no number of it would be worth much.
+    Any other damage is an error: its numbers could not be trusted.
     """
     file = Path(path) / "metrics.jsonl"
     with explained(f"{file} cannot be read"):
@@ -65,7 +65,7 @@ def read_metrics(path: str | Path) -> list[Row]:
 
 
 def read_json(text: bytes | str) -> Any:
-    """JSON without NaN and infinity, which it has no word for; a ValueError if it is none."""
+    """Parse JSON, without NaN and infinity, which are not part of it; a ValueError if that fails."""
     try:
         return json.loads(text, parse_constant=_refused, parse_float=_finite_number)
     except RecursionError:
@@ -81,7 +81,7 @@ def _finite_number(text: str) -> float:
     return value if math.isfinite(value) else _refused(text)
 
 
-# -- what a row may hold ---------------------------------------------------------------------------
+# -- checks of a row's values ------------------------------------------------------------------------
 
 
 def _is_number(value: Any) -> bool:
@@ -125,7 +125,7 @@ def _are_sentences(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(sentence, str) for sentence in value)
 
 
-_RIGHT: dict[str, Callable[[Any], bool]] = {
+_CHECKS: dict[str, Callable[[Any], bool]] = {
     "clients": _are_clients,
     "accuracy": _or_none(_is_share),
     **dict.fromkeys(("loss", "train_loss", "train_loss_std"), _or_none(_is_number)),
@@ -139,17 +139,19 @@ _RIGHT: dict[str, Callable[[Any], bool]] = {
     "lr": _is_number,
     **dict.fromkeys(("scalars", "measures"), _mapping_of(_or_none(_is_number))),
 }
-"""What every entry must be, where it is there."""
+"""Checks by key; a key may be missing."""
 
 
 def _fault(row: Any) -> str | None:
-    """Why something is not a round."""
+    """Say why a value is not the row of a round; None if it is."""
     if not isinstance(row, dict):
         return "it is no list of names and values"
     index = row.get("index")
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         return "it does not say which"
-    wrong = next((name for name, is_right in _RIGHT.items() if name in row and not is_right(row[name])), None)
+    wrong = next(
+        (name for name, is_right in _CHECKS.items() if name in row and not is_right(row[name])), None
+    )
     return None if wrong is None else f"its '{wrong}' cannot be {_shortened(row[wrong])}"
 
 

@@ -1,11 +1,11 @@
-"""A run on disk: it explains itself, survives a crash at any byte, and can be gone on with.
+"""A run on disk: it explains itself, survives a crash at any byte, and can be resumed.
 
     experiment.yaml         the experiment, complete, where there is one
     run.json                settings, environment, when it began and ended
     preprocessing.json      how raw samples became the model's inputs, and what classes and clients are called
     metrics.jsonl           one line per round
     checkpoints/            the server after the last rounds, the latest two
-    state/                  what is kept per client, as of the same rounds; sweeps remove both when a run is done
+    state/                  client states after those rounds; sweeps remove both when a run is done
     model.safetensors       the trained model, when the run is done
     last_finite.safetensors the last model that was finite, where the run ended because the next was not
     log.txt                 what happened, with times
@@ -37,20 +37,26 @@ from .checkpoint import check_version, read_checkpoint, write_checkpoint
 from .client_store import ClientStore
 from .environment import environment
 from .files import replace_file, sync_directory
-from .formats import RUN, OtherFormat, check_run
+from .formats import RUN, OtherFormat
 from .lock import Lock
-from .metrics_file import read_json, read_metrics as read_metrics
+from .metrics_file import read_metrics
+from .run_files import (
+    LAST_FINITE,
+    difference,
+    is_begun,
+    read_settings,
+    shortened,
+)
 
 PAUSE = 5.0
-"""Seconds at least between two checkpoints, if nothing else is asked for."""
+"""The fewest seconds between two checkpoints, unless `checkpoint_every` is given."""
 SHARE = 60
-"""Between two checkpoints at least so many times what one takes: 1.7 % of the run."""
-LAST_FINITE = "last_finite.safetensors"
+"""The time between two checkpoints, in times that one checkpoint takes: 1.7 % of the run."""
 EXACT = ("torch", "cpu")
-"""What of the environment the last digits of numbers depend on."""
+"""Entries of the environment that the last digits of numbers depend on."""
 
 MAY_CHANGE = ("rounds", "how", "notes", "convolutions", "on_bad_upload", "on_divergence", "measure")
-"""Settings that need not be the same to go on; the ways to convolve are kept, as far as the device has them."""
+"""Settings that may differ when a run is resumed; the ways to convolve are kept, as far as the device has them."""
 
 
 NOTICED = {
@@ -59,21 +65,15 @@ NOTICED = {
     "module.code": "the code of the model's classes is not what it was",
     "loss.code": "the code of the loss is not what it was",
 }
-"""What digests mean that are not the same when a run is gone on with."""
-KINDS: dict[str, type] = {
-    **dict.fromkeys(("rounds", "seed", "parameters"), int),
-    **dict.fromkeys(("notes", "resumed"), list),
-    **dict.fromkeys(("federation", "local", "environment", "how"), dict),
-}
-"""What entries of run.json must be, where they are there."""
+"""The meaning of a digest that differs when a run is resumed."""
 
 
 class RunDirectory:
-    """Where a run writes; with `resume=True` a run that is there already is gone on with.
+    """The directory that a run writes to; with `resume=True`, the run in it is resumed, if there is one.
 
-    `settings` says what the run is. To go on, those must be the same, except for `rounds`, what is below `"how"`,
-    which does not change the numbers, and `"convolutions"`, which `train` keeps. `"notes"`, what to know before
-    comparing it, are added to those of before.
+    `settings` describe the run. To resume, they must be equal, except for `rounds`, the entries below `"how"`, which
+    do not change the numbers, and `"convolutions"`, which `train` keeps. `"notes"`, what to know before comparing the
+    run, are added to the earlier ones.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class RunDirectory:
     ) -> None:
         self.path = Path(path)
         self.keep_states = keep_states
-        """whether the run can be gone on with when it is done; what that takes can be far larger than the rest"""
+        """keep what resuming needs when the run is done, which can be far larger than the rest"""
         self.notices: list[str] = []
-        """what a person should know about going on"""
+        """what a person should know about the resumed run"""
         self._every = checkpoint_every
         self._cost, self._last = 0.0, time.monotonic()
         self._before: str | None = None
@@ -118,14 +118,14 @@ class RunDirectory:
         begun = is_begun(self.path)
         if begun and not resume:
             raise FedflatError(
-                f"{self.path} already holds a run. Go on with it ({self._command()}), choose another directory, or "
+                f"{self.path} already holds a run. Resume it ({self._command()}), choose another directory, or "
                 "remove this one."
             )
-        before = read_settings(self.path, to_go_on=True) if begun else {}
+        before = read_settings(self.path, to_resume=True) if begun else {}
         self._check_same(before)
         if "finished" in before and not self._checkpoints():
             raise FedflatError(
-                f"{self.path} is finished, and what going on with it needs was removed, as sweeps do unless they are "
+                f"{self.path} is finished, and what resuming it needs was removed, as sweeps do unless they are "
                 "told --keep-states. To train longer, choose another directory."
             )
         for path in self._checkpoints():
@@ -159,7 +159,7 @@ class RunDirectory:
             )
 
     def _keep_preprocessing(self, file: Path, begun: bool, content: bytes) -> None:
-        """What the run began with stays: where the data gives something else by now, a person should know."""
+        """Keep what the run began with; where the data has changed since, a person should know."""
         if not begun or not file.exists():
             replace_file(file, content)
             return
@@ -173,12 +173,12 @@ class RunDirectory:
             raise FedflatError(f"{file} is not JSON; was it edited? Put it back, or remove it.") from None
         if found is not None:
             self.notice(
-                f"{file} describes other data than this run now goes on with: {_shortened(found)}. The file is left "
+                f"{file} describes other data than this run is resumed with: {shortened(found)}. The file is left "
                 "as it is; if the data was changed, start anew in another directory."
             )
 
     def _command(self) -> str:
-        """How a person goes on with the run."""
+        """Return the command that resumes the run."""
         if self._experiment is None:
             return "train(..., resume=True)"
         return GO_ON if self._experiment.get("dataset") == ON_NODES else f"`fedflat resume {self.path}`"
@@ -192,12 +192,12 @@ class RunDirectory:
                 f"{self.path} holds a run with {found}{hint}. Choose another directory, or give the same settings."
             )
 
-    # -- going on ----------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------
 
     def open_state(
         self, server: Server, budget: int | None, device: torch.device | str
     ) -> tuple[ClientStore, list[dict[str, Any]]]:
-        """Put the server where the last sound checkpoint left it; the clients' store and the rows until then."""
+        """Restore the server from the last sound checkpoint; return the clients' store and the rows until then."""
         problems: list[str] = []
         for path in reversed(self._checkpoints()):
             try:
@@ -220,7 +220,7 @@ class RunDirectory:
             self._before = path.stem
             for sentence in problems:
                 self.notice(f"{sentence} Going back to the checkpoint before it, after round {done}.")
-            self.log(f"going on after round {done}")
+            self.log(f"resumed after round {done}")
             return clients, rows
         if problems:
             raise FedflatError(
@@ -240,7 +240,7 @@ class RunDirectory:
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
 
     def _cut_metrics(self, done: int) -> list[dict[str, Any]]:
-        """The rows of the rounds before `done`, which alone stay in the file."""
+        """Cut the file to the first `done` rounds, and return their rows."""
         path = self.path / "metrics.jsonl"
         rows = [dict(row) for row in read_metrics(self.path)[:done]] if done else []
         if len(rows) < done:
@@ -256,7 +256,7 @@ class RunDirectory:
     # -- during the run ----------------------------------------------------------------------------
 
     def round(self, row: dict[str, Any]) -> None:
-        """Append one round."""
+        """Append the row of one round to the metrics."""
         assert self._metrics is not None
         with self._keeping_checkpoints(), explained(f"{self.path / 'metrics.jsonl'} cannot be written"):
             line = _line(row)
@@ -276,7 +276,7 @@ class RunDirectory:
         return time.monotonic() - self._last >= max(PAUSE, SHARE * self._cost)
 
     def checkpoint(self, server: Server, clients: ClientStore, done: int) -> None:
-        """Keep everything as it is after `done` rounds, beside the checkpoint before."""
+        """Save the run as it is after `done` rounds, and keep the checkpoint before."""
         began = time.monotonic()
         name = f"round-{done:07d}"
         place = self.path / "checkpoints"
@@ -299,7 +299,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _keeping_checkpoints(self) -> Iterator[None]:
-        """What cannot be written does no harm to what has been."""
+        """Add to an error of writing that earlier checkpoints are intact, and how to resume."""
         try:
             yield
         except FedflatError as problem:
@@ -307,7 +307,7 @@ class RunDirectory:
             raise FedflatError(f"{problem} {kept}: make room, then {self._command()}.") from problem
 
     def diverge(self, module: nn.Module, sentence: str) -> Path:
-        """Write the last finite model of a run that ends without a trained one; where it is."""
+        """Write the last finite model of a run that ends without a trained one, and return its path."""
         path = self.path / LAST_FINITE
         with self._keeping_checkpoints():
             self._sync_metrics()
@@ -329,7 +329,7 @@ class RunDirectory:
                     shutil.rmtree(self.path / name)
 
     def notice(self, sentence: str) -> None:
-        """Say something that a person should know, and log it."""
+        """Note a sentence that a person should read, and log it."""
         self.notices.append(sentence)
         self.log(sentence)
 
@@ -348,37 +348,6 @@ class RunDirectory:
         self._lock.release()
 
 
-def read_settings(path: str | Path, to_go_on: bool = False) -> dict[str, Any]:
-    """What `run.json` says; an error if this version cannot read such a run, or cannot go on with it."""
-    file = Path(path) / "run.json"
-    if not file.exists():
-        raise FedflatError(f"{path} is not a run: there is no {file.name} in it.")
-    try:
-        with explained(f"{file} cannot be read"):
-            settings: dict[str, Any] = read_json(file.read_bytes())
-    except ValueError as problem:
-        if isinstance(problem, FedflatError):
-            raise
-        raise FedflatError(f"{file} cannot be read: {problem}.") from None
-    if not isinstance(settings, dict):
-        raise FedflatError(f"{file} cannot be read: it holds no settings.")
-    check_run(Path(path), settings, to_go_on)
-    for key, kind in KINDS.items():
-        if key in settings and (not isinstance(settings[key], kind) or isinstance(settings[key], bool)):
-            raise FedflatError(
-                f"{file}: '{key}' cannot be {_shortened(str(settings[key]), 60)}; was it edited?"
-            )
-    return settings
-
-
-def is_begun(path: str | Path) -> bool:
-    """Whether a round was finished: a run that failed before leaves nothing that could be lost."""
-    metrics = Path(path) / "metrics.jsonl"
-    with explained(f"{path} cannot be read"):
-        written = metrics.exists() and metrics.stat().st_size > 0
-        return written or any((Path(path) / "checkpoints").glob("round-*.safetensors"))
-
-
 def _weights(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.contiguous().clone() for name, value in module.state_dict().items()}
 
@@ -395,20 +364,8 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def difference(was: Any, now: Any, name: str = "") -> str | None:
-    """The first thing that is not what it was; what was not noted then is not compared."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        inner = (difference(was[key], now[key], f"{name}.{key}") for key in now if key in was)
-        return next((found for found in inner if found is not None), None)
-    return None if was == now else f"{name.removeprefix('.')} {was}, not {now}"
-
-
-def _shortened(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[:most]} ..."
-
-
 def _finite(value: Any) -> Any:
-    """NaN and infinity as null: JSON has no word for them."""
+    """Replace NaN and infinity by None: JSON has no word for them."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -34,7 +34,8 @@ from ..server.participation import Participation, as_participation
 from ..server.server import Server
 from ..storage.client_store import ClientStore, parse_size
 from ..storage.environment import check_device
-from ..storage.run_directory import RunDirectory, is_begun, read_settings
+from ..storage.run_directory import RunDirectory
+from ..storage.run_files import is_begun, read_settings
 from .callbacks import Callback, Callbacks, OnRound, RoundsOnDisk
 from .loop import TrainingLoop
 from .record import RoundRecord
@@ -153,7 +154,7 @@ def train(
         if not chosen.fast:
             set_column(module, PLAIN)
         elif resume and out is not None and is_begun(out):
-            set_recorded(module, read_settings(out, to_go_on=True))
+            set_recorded(module, read_settings(out, to_resume=True))
         flat = FlatModel(module, dtype, device)
         server, budget = _make_server(flat, method, len(federation), chosen)
         recording = None

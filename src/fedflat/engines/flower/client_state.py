@@ -18,10 +18,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ...core.vector_memory import memory
 from ...errors import FedflatError, explained
 from ...storage.checkpoint import read_checkpoint, write_checkpoint
 from ...storage.files import replace_file
-from ...storage.vector_file import memory
 
 KEEP = 3
 """States of a client that are kept."""

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from ...core.messages import NUMBERS, Upload, unpack_upload
+from ...core.vector_memory import memory
 from ...errors import FedflatError
-from ...storage.vector_file import memory
 from .client_state import Receipt
 from .reply import reply_of
 

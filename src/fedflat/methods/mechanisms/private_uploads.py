@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...core.parameters import number
 from ...core.randomness import key
+from ...core.vector_memory import memory
 from ..mechanism import Mechanism
 
 if TYPE_CHECKING:
@@ -76,5 +77,5 @@ def _generator(local: Local, name: str, vector: Tensor) -> np.random.Generator:
         )
     place = f"{name}:{local.client}:{local.round}:".encode()
     digest = hashlib.blake2b(place, key=local.secret, digest_size=16)
-    digest.update(vector.detach().cpu().contiguous().numpy().tobytes())
+    digest.update(memory(vector))
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest.digest(), "little")))

@@ -1,4 +1,4 @@
-"""Who has tested the models of a run: the server, or, where it has no test set, the clients."""
+"""Test results that clients reported, for runs whose server has no test set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from .metrics_file import Row
 
 BY_CLIENTS = "tested_by_clients"
-"""The mark of a row whose accuracy and loss clients reported."""
+"""The mark of a row whose accuracy and loss were reported by clients."""
 
 
-def tested(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A run's rows; where the server has tested none of its models, with what clients reported of them.
+def with_client_reports(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copy the rows of a run; where the server has tested no model, fill in what clients reported.
 
-    Clients report on the model that they receive, which is the one that the round before ended with: a report is
-    moved there. So the report on the untrained model goes, and nobody has tested the last model.
+    Clients report on the model that they receive, which is the one that the round before ended with: a report moves
+    to that round. The report on the untrained model is dropped, and the last model has none.
     """
     own = [row.copy() if isinstance(row, Row) else dict(row) for row in rows]
     if any(row.get("accuracy") is not None or row.get("loss") is not None for row in own):
@@ -34,13 +34,13 @@ def tested(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return own
 
 
-def by_clients(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether rows of `tested` have what clients reported."""
+def are_reported(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the test results in rows of `with_client_reports` were reported by clients."""
     return any(row.get(BY_CLIENTS) for row in rows)
 
 
 def _spread(report: Mapping[str, Any]) -> dict[str, float] | None:
-    """Mean, deviation, and the mean of the tenth of the reporting clients that fare worst."""
+    """Return the mean, the deviation, and the mean of the worst tenth of the reporting clients."""
     clients = report.get("clients") or {}
     each = sorted(one["accuracy"] for one in clients.values() if one.get("accuracy") is not None)
     if not each or len(each) < len(clients):
