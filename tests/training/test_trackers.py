@@ -46,7 +46,7 @@ def test_every_tracker_has_every_round(tmp_path: Path):
         name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW"))
     }
     variables |= {
-        "PYTHONPATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))),
         "ATTEMPTS": str(tmp_path / "attempts"),
         "HOME": str(tmp_path),
         "HF_HOME": str(tmp_path / "hub"),

@@ -1,1 +1,1 @@
-"""Oracles answer one question about a model: what is the gradient there?"""
+"""Oracles, which answer one question about a model: what its gradient is at a point."""
