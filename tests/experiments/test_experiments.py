@@ -123,7 +123,7 @@ BAD = {
     ),
     "an unknown key": (
         "zzzz: 3\n",
-        "line 1, zzzz: there is no such key. Known: aggregate, augment, on_bad_upload, buffers,",
+        "line 1, zzzz: there is no such key. Known: aggregate, augment, buffers,",
     ),
     "a misspelt key in a section": (
         "local:\n  lr: 0.1\n  epoch: 2\n",
