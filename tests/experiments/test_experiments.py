@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 import fedflat as ff
-from fedflat.cli import main
 from fedflat.experiments.changes import changed, split_values
 from fedflat.experiments.files import load_experiment, make_experiment
 from fedflat.experiments.run import is_done, run_experiment
@@ -26,24 +25,6 @@ from fedflat.experiments.sweep import Cell, grid, run_cells
 from fedflat.storage.run_directory import read_metrics
 
 Fedflat = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fedflat(monkeypatch, capsys) -> Fedflat:
-    """The command line: exit code, output, errors."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedflat", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 # -- what is wrong ---------------------------------------------------------------------------------
