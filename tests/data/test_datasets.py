@@ -13,7 +13,6 @@ import shutil
 import struct
 import sys
 import tarfile
-import time
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -898,21 +897,29 @@ def test_a_full_disk_is_done_without(cifar: Path):
     assert the_cache_file().stat().st_size > 40_000
 
 
-def load_and_count(place: str, start: Any, answers: Any) -> None:
-    """In a process of its own: load, slowly, and say how many images were decoded and what was loaded."""
-    decode, count = Image.open, 0
+def load_and_count(place: str, both: Any, answers: Any) -> None:
+    """In a process of its own: load, and say how many images were decoded and what was loaded.
+
+    Nobody decodes before both processes have come for the lock.
+    """
+    import fcntl
+
+    decode, lock, count = Image.open, fcntl.flock, 0
+
+    def locked(*arguments: Any) -> None:
+        both.release()
+        lock(*arguments)
 
     def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
         if count == 1:
-            time.sleep(0.5)  # time enough for the other process to come and find it under way
+            assert both.acquire(timeout=60) and both.acquire(timeout=60)
         return decode(*arguments, **options)
 
-    Image.open = counted
+    Image.open, fcntl.flock = counted, locked
     import fedflat
 
-    start.wait(60)
     dataset = fedflat.load_dataset("cifar10", place)
     arrays = [array.numpy().tobytes() for pair in (dataset.train, dataset.test) for array in pair]
     answers.put((count, arrays))
@@ -920,8 +927,8 @@ def load_and_count(place: str, start: Any, answers: Any) -> None:
 
 def test_of_two_processes_one_decodes_and_both_have_the_data(cifar: Path):
     spawn = multiprocessing.get_context("spawn")
-    start, answers = spawn.Barrier(2), spawn.Queue()
-    arguments = (str(cifar), start, answers)
+    both, answers = spawn.Semaphore(0), spawn.Queue()
+    arguments = (str(cifar), both, answers)
     workers = [spawn.Process(target=load_and_count, args=arguments, daemon=True) for _ in range(2)]
     for worker in workers:
         worker.start()

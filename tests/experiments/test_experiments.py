@@ -761,6 +761,12 @@ def group_lives(group: int) -> bool:
     return True
 
 
+def asleep(process: int) -> bool:
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True).stdout
+    return state.startswith(("S", "I"))
+
+
+@pytest.mark.slow
 def test_ctrl_c_in_a_sweep(swept: Path, tmp_path: Path):
     """Once ends it after the rounds under way, twice at once; nothing is left behind."""
     out = tmp_path / "out"
@@ -782,7 +788,9 @@ def test_ctrl_c_in_a_sweep(swept: Path, tmp_path: Path):
     os.killpg(process.pid, signal.SIGINT)
     told = process.stdout.readline()
     assert told == "Stopping after the rounds under way; press Ctrl-C again to stop at once.\n"
-    time.sleep(0.3)  # or it would be interrupted while saying so
+    while not asleep(process.pid):  # or it would be interrupted while saying so
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     told, _ = process.communicate(timeout=20)
     assert process.returncode == 130

@@ -243,27 +243,27 @@ def test_going_on_at_once_while_workers_outlive_the_main_process(tmp_path: Path)
             self.inner = nn.Linear(6, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.3 * slow)
+            if slow:
+                busy.touch()
+                wait_until(free.exists)
             return self.inner(x)
 
-    def live(tell: Callable[[], object] = lambda: None, **more: Any) -> ff.Run:
-        tell()
+    def live(**more: Any) -> ff.Run:
         return ff.train(federation(), Slow(), "scaffold", rounds=2, engine="workers:2", **more)
 
+    busy, free = tmp_path / "busy", tmp_path / "free"
     slow = False
     torch.manual_seed(0)
     expected = live()
     slow = True
     torch.manual_seed(0)
-    child = Child(lambda tell: live(tell, out=tmp_path / "run"))
-    child.wait_for(1)
-    while not (tmp_path / "run" / "metrics.jsonl").exists():
-        time.sleep(0.01)
-    time.sleep(0.2)
+    child = Child(lambda _: live(out=tmp_path / "run"))
+    wait_until(busy.exists)
     assert child.kill(group=False)
     slow = False
     torch.manual_seed(0)
     assert everything(live(out=tmp_path / "run", resume=True)) == everything(expected)
+    free.touch()
 
 
 # -- going on --------------------------------------------------------------------------------------
