@@ -672,6 +672,7 @@ def test_several_at_a_time_have_the_same_bits_and_what_is_done_is_skipped(
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on(swept: Path, tmp_path: Path):
     out = tmp_path / "out"
     cells = grid(yaml.safe_load(SMALL), out, ["fedavg", "fedsam(rho=0.1)"], {"partition.alpha": [0.1, 1]})
@@ -719,6 +720,7 @@ def test_a_run_that_fails_does_not_stop_the_others(swept: Path, fedflat: Fedflat
     same(tmp_path / "out" / "fedavg" / "clients=6" / "seed-0", swept / NAMES[0])
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_dies_does_not_stop_the_others(swept: Path, tmp_path: Path):
     out = tmp_path / "out"
     cells = grid(yaml.safe_load(SMALL), out, ["fedavg", "fedsam(rho=0.1)"], {"partition.alpha": [0.1]})

@@ -363,6 +363,7 @@ def test_reproduce_runs_cells_and_goes_on(tmp_path, monkeypatch, capsys):
     assert ours["ours"] == pytest.approx(sum(tests) / len(tests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "rows", "shown"),
     [("fedgf/table3", "FedSAM", "models sent"), ("fedgmt/figure2", "FedAvg", "Draw it")],

@@ -158,8 +158,17 @@ def shared_memory(tmp_path: Path, monkeypatch) -> None:
 # -- kill -9 ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["inprocess", "workers:2"])
-@pytest.mark.parametrize("method", SIX)
+QUICK = (("scaffold", "inprocess"), ("fedwmsam", "workers:2"))
+
+
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    [
+        pytest.param(method, engine, marks=() if (method, engine) in QUICK else pytest.mark.slow)
+        for method in SIX
+        for engine in ("inprocess", "workers:2")
+    ],
+)
 def test_killed_at_any_moment(method: str, engine: str, tmp_path: Path):
     """A run is killed time and again: while it starts, trains, writes rows, writes checkpoints."""
     expected = train(method, tmp_path / "whole")
@@ -195,6 +204,7 @@ STEPS = ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (Path, "touch"), (P
 """of writing"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsmoo", "fedwmsam"])
 def test_killed_at_every_step_of_writing(method: str, tmp_path: Path, monkeypatch):
     """From the start of a resumed run over two checkpoints to its end, before every change of the disk."""
