@@ -38,6 +38,7 @@ def loaded(name: str) -> ModuleType:
 # -- scripts ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_methods_are_compared_by_the_numbers_of_their_runs(tmp_path: Path):
     table = printed("compare_methods", 4, tmp_path)
     rows = re.findall(
@@ -71,6 +72,7 @@ def test_the_cost_of_a_target_is_counted_up_to_its_first_round():
     assert until(0.95, run) is None
 
 
+@pytest.mark.slow
 def test_every_client_gains_by_taking_part(tmp_path: Path):
     table = printed("own_data_and_model", 6, tmp_path)
     rows = re.findall(r"^ *([\d.]+) +70 +([\d.]+)% +([\d.]+)%$", table, re.M)
@@ -82,6 +84,7 @@ def test_every_client_gains_by_taking_part(tmp_path: Path):
     assert float(said) > 70
 
 
+@pytest.mark.slow
 def test_the_mechanism_can_be_switched_off_and_helps_when_it_remembers(tmp_path: Path):
     said = printed("own_mechanism", 20, tmp_path)
     assert "share=1 is FedSAM: True" in said
@@ -113,6 +116,7 @@ def test_what_the_mechanism_leaves_out_is_kept_and_sent_later():
     assert nothing is None
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_ends_with_the_same_bits(tmp_path: Path):
     said = printed("stop_and_resume", 8, tmp_path)
     assert "went off after round 5 of 8" in said
