@@ -699,6 +699,7 @@ def test_a_download_is_kept(root: Path, monkeypatch):
     assert hub.asked == ["zh-plus/tiny-imagenet"]
 
 
+@pytest.mark.slow
 def test_sweep_and_reproduce_download_once(tmp_path: Path, root: Path, monkeypatch, capsys):
     """Before the first of several runs begins; the runs find it, also where --data names a directory without it."""
     grey = [samples(count, (28, 28, 1), 10) for count in (60, 20)]

@@ -61,7 +61,11 @@ OWN_DATASETS = {
     "fasttext": ["ag-news"],
     "char-lstm": ["shakespeare"],
 }
-PAIRS = [(name, data) for name in OFFLINE for data in OWN_DATASETS.get(name, ["cifar10"])]
+PAIRS = [
+    pytest.param(name, data, marks=pytest.mark.slow if re.search("resnet(34|50)", name) else ())
+    for name in OFFLINE
+    for data in OWN_DATASETS.get(name, ["cifar10"])
+]
 
 
 def build(name: str, data: str = "") -> nn.Module:

@@ -767,10 +767,8 @@ def test_ctrl_c_ends_after_the_round_and_says_how_to_go_on(tmp_path: Path):
     second.press_ctrl_c()
     second.read_until("Stopping after this round")
     second.press_ctrl_c()
-    began = time.monotonic()
-    code, said = second.end()
+    code, said = second.end()  # its first round would never end
     assert code == 130
-    assert time.monotonic() - began < 10
     assert f"fedflat resume {long}" in said
     assert "Traceback" not in said
     code, said, errors = fedflat("resume", out)

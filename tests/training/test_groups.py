@@ -131,6 +131,7 @@ def test_every_column_is_a_domain():
     assert statistic(art, [{"index": 0, "accuracy": 0.5}]).value is None
 
 
+@pytest.mark.slow
 def test_reproduce_gives_every_domain_its_number(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "nothing"))
     monkeypatch.chdir(tmp_path)
