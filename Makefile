@@ -64,7 +64,7 @@ $(VENV)/tested-slow: $(VENV)/tested
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/linted: $(VENV)/installed
+$(VENV)/linted: $(VENV)/tested
 	$(PIP) --editable '.[lint]'
 	@touch $@
 

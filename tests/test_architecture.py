@@ -1,4 +1,4 @@
-"""The laws of docs/architecture.md, read from the imports and the names in the sources."""
+"""The laws of the architecture, read from the imports and the names in the sources."""
 
 import ast
 import re
