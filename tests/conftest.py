@@ -13,7 +13,8 @@ torch.set_num_threads(1)
 
 TOGETHER = (
     *("test_ray", "test_flower"),
-    *("test_datasets", "test_extras", "test_report_browser", "test_site", "test_tutorials"),
+    *("test_caveats", "test_datasets", "test_experiments", "test_extras", "test_recording"),
+    *("test_report_browser", "test_site", "test_tutorials"),
 )
 """How names of files begin whose tests start many processes, slowly, or are prepared for at length, all at once."""
 
