@@ -1,5 +1,6 @@
 """The documentation says what the code does: pages are current, and have all their parts."""
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -121,3 +122,16 @@ def test_the_quick_start_shows_the_table_of_the_readme():
     table = re.search(r"^  method   accuracy.*?(?=^```)", text, re.DOTALL | re.MULTILINE)
     assert table
     assert table[0] in (ROOT / "README.md").read_text("utf-8")
+
+
+# -- files --------------------------------------------------------------------------------------------
+
+
+def test_every_file_says_in_one_sentence_what_it_is_about():
+    """And about one thing: before a colon, that sentence joins no two with "and" (names and opposites apart)."""
+    pairs = ("CIFAR-10 and CIFAR-100", "Ascent between", "The data of a node")
+    for path in sorted((ROOT / "src" / "fedflat").rglob("*.py")):
+        first = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n\n")[0]
+        assert first.endswith(".") and len(first) <= 118 and "\n" not in first, f"{path}: {first!r}"
+        topic = re.split(r"[:;.](?:\s|$)", first)[0]
+        assert " and " not in topic or topic.startswith(pairs), f"{path}: {topic}"
