@@ -1376,6 +1376,7 @@ def load(real_cache: Path, monkeypatch) -> Callable[[str], ff.Dataset]:
     return lambda name: ff.load_dataset(name, SHARED)
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize(
     ("name", "shape", "train", "test", "classes", "near"),
@@ -1408,6 +1409,7 @@ def test_real_images(name: str, shape, train: int, test: int, classes: int, near
     assert (deviation - 1).abs().max() < near
 
 
+@pytest.mark.slow
 @real
 def test_real_images_are_the_files_images(load):
     dataset = load("cifar10")
@@ -1433,6 +1435,7 @@ def torchtext_english(text: str) -> list[str]:
     return text.split()
 
 
+@pytest.mark.slow
 @real
 def test_real_news(load):
     """Every row is its text, tokenised and numbered as described, cut or padded to 200."""
@@ -1466,6 +1469,7 @@ def real_texts(split: str) -> dict[str, str]:
     return {role: "\n".join(parts) for role, parts in sorted(spoken.items())}
 
 
+@pytest.mark.slow
 @real
 def test_real_shakespeare(load):
     """Inputs spell each role's text, targets are the characters after, clients are the roles."""
@@ -1490,6 +1494,7 @@ def test_real_shakespeare(load):
     assert len(chosen) == 7 and set(chosen.sizes) <= set(federation.sizes)
 
 
+@pytest.mark.slow
 @real
 def test_real_shakespeare_s_test_windows_are_what_a_role_says(load):
     inputs, targets = load("shakespeare").test
@@ -1500,6 +1505,7 @@ def test_real_shakespeare_s_test_windows_are_what_a_role_says(load):
         assert spelled(inputs[number]) + spelled(targets[number : number + 1]) in spoken
 
 
+@pytest.mark.slow
 @real
 def test_real_images_train(load):
     federation = ff.federate(load("fashion-mnist"), ff.Dirichlet(0.5), clients=20)
@@ -1508,6 +1514,7 @@ def test_real_images_train(load):
     assert run.accuracy > 0.6
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize(("name", "model"), [("ag-news", "fasttext"), ("shakespeare", "char-lstm")])
 def test_real_text_fits_its_model(name: str, model: str, load):

@@ -154,6 +154,7 @@ def test_the_command_lines_of_experiments_work(tmp_path: Path, monkeypatch, caps
     assert len(list((tmp_path / "runs" / "grid").rglob("model.safetensors"))) == 12
 
 
+@pytest.mark.slow
 def test_the_command_lines_of_flatness_work(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (experiment,) = blocks("flatness.md", "yaml")

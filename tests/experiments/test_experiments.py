@@ -691,6 +691,7 @@ def test_a_stopped_sweep_goes_on(swept: Path, tmp_path: Path):
         assert min(seen for cell, seen in watcher.rounds if cell == name) in (done.get(name, 0) + 1, 3)
 
 
+@pytest.mark.slow
 def test_finished_runs_of_a_sweep_keep_what_explains_them(swept: Path, fedflat: Fedflat, tmp_path: Path):
     left = {path.name for path in (swept / NAMES[0]).iterdir()}
     assert {"model.safetensors", "metrics.jsonl", "run.json", "experiment.yaml", "log.txt"} <= left
