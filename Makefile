@@ -6,23 +6,26 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # pip would compile with one core; files that no Python of today compiles do not matter
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-.PHONY: demo test browser lint format bench bench-quick docs notebooks clean
+.PHONY: demo test test-slow browser lint format bench bench-quick docs notebooks clean
 
 demo: $(VENV)/installed  ## set up and run the main job on the data inside the package
 	$(BIN)/fedflat run
 
-test: $(VENV)/tested browser  ## set up and run all tests
-	$(BIN)/python -m pytest -n 3  # one more than two cores: the tests of Flower mostly wait
+test: $(VENV)/tested browser  ## set up and run the tests: at most six minutes on two cores
+	$(BIN)/python -m pytest -n 3 -m "not slow"  # one more than two cores: the tests of Flower mostly wait
+
+test-slow: $(VENV)/tested-slow browser  ## what takes long: Flower deployments, kills, notebooks, whole pages, the wheel
+	$(BIN)/python -m pytest -n 3 -m slow
 
 browser:  ## the browser that the report's tests drive
 	tools/get-chromium
 
-lint: $(VENV)/tested  ## style and types
+lint: $(VENV)/linted  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/tested  ## put style right
+format: $(VENV)/linted  ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -37,7 +40,7 @@ docs: $(VENV)/documented  ## the documentation as a site, in site/, without a ne
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Open site/index.html; to search too, python3 -m http.server --directory site"
 
-notebooks: $(VENV)/tested  ## run the notebooks in examples/ and store their results: about two minutes
+notebooks: $(VENV)/tested-slow  ## run the notebooks in examples/ and store their results: about two minutes
 	$(BIN)/python tools/run-notebooks
 
 clean:
@@ -52,8 +55,17 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/tested: $(VENV)/installed
-	$(PIP) --editable '.[test,lint]'
+	$(PIP) --editable '.[test]'
 	@$(COMPILE)
+	@touch $@
+
+$(VENV)/tested-slow: $(VENV)/tested
+	$(PIP) --editable '.[test-slow]'
+	@$(COMPILE)
+	@touch $@
+
+$(VENV)/linted: $(VENV)/tested
+	$(PIP) --editable '.[lint]'
 	@touch $@
 
 $(VENV)/measurable: $(VENV)/installed

@@ -15,7 +15,7 @@ from typing import Any
 from fedflat.experiments.measure_run import read_flatness
 from fedflat.experiments.run import experiment_of
 from fedflat.methods.text import as_method
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 HERE = Path(__file__).parent
 CHANCE = 0.5

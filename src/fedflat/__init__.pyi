@@ -1,5 +1,6 @@
 """The public names and where they live; the package imports each when it is first asked for."""
 
+from . import figures as figures
 from .client.local import Local as Local
 from .client.optimisers import LocalAdam as LocalAdam, LocalAdamW as LocalAdamW, LocalSGD as LocalSGD
 from .client.step import Step as Step

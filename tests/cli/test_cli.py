@@ -4,20 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import fedflat as ff
-from fedflat.cli import main
 
-
-def fedflat(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, "-m", "fedflat", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-
-
+Fedflat = Callable[..., tuple[int, str, str]]
 QUICK = ("--rounds", "2", "--epochs", "1")
 
 
@@ -34,7 +28,10 @@ def test_help_does_not_import_torch():
 
 
 def test_demo_compares_three_methods():
-    result = fedflat("run", *QUICK)
+    """In a process of its own, as a person starts it."""
+    command = [sys.executable, "-m", "fedflat", "run", *QUICK]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert result.returncode == 0, result.stderr
     table = [line.split() for line in result.stdout.splitlines()]
     rows = {line[0]: line for line in table if line and line[0] in {"FedGMT", "FedAvg", "FedSAM"}}
@@ -44,16 +41,16 @@ def test_demo_compares_three_methods():
     assert "Where to go next" in result.stdout
 
 
-def test_a_composition_and_every_option(tmp_path: Path):
+def test_a_composition_and_every_option(fedflat: Fedflat, tmp_path: Path):
     out = tmp_path / "run"
-    result = fedflat(
+    code, _, errors = fedflat(
         "run", "--method", "local-ascent(rho=0.05) + control-variates", "--dataset", "digits", "--model", "mlp",
         "--partition", "pathological:2", "--clients", "8", "--participation", "3", "--rounds", "3", "--lr", "0.02",
         "--lr-decay", "0.9", "--momentum", "0.5", "--weight-decay", "1e-4", "--clip-norm", "5", "--steps", "4",
         "--batch-size", "16", "--weighting", "uniform", "--evaluate", "average", "--eval-every", "2",
-        "--on-bad-upload", "stop", "--seed", "3", "--engine", "inprocess", "--out", str(out),
+        "--on-bad-upload", "stop", "--seed", "3", "--engine", "inprocess", "--out", out,
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    assert code == 0, errors
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["steps"] for row in rows] == [12, 12, 12]
     assert [row["lr"] for row in rows] == pytest.approx([0.02, 0.018, 0.0162])
@@ -64,30 +61,32 @@ def test_a_composition_and_every_option(tmp_path: Path):
     assert (out / "model.safetensors").stat().st_size > 1000
 
 
-def test_several_methods_write_several_directories(tmp_path: Path):
-    result = fedflat("run", "-m", "fedavg", "-m", "fedsam(rho=0.1)", *QUICK, "--out", str(tmp_path / "all"))
-    assert result.returncode == 0, result.stderr
+def test_several_methods_write_several_directories(fedflat: Fedflat, tmp_path: Path):
+    code, _, errors = fedflat(
+        "run", "-m", "fedavg", "-m", "fedsam(rho=0.1)", *QUICK, "--out", tmp_path / "all"
+    )
+    assert code == 0, errors
     assert sorted(p.name for p in (tmp_path / "all").iterdir()) == ["fedavg", "fedsam"]
 
 
-def test_methods_table_lists_all_with_their_cost():
-    result = fedflat("methods")
-    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.split()}
+def test_methods_table_lists_all_with_their_cost(fedflat: Fedflat):
+    _, told, _ = fedflat("methods")
+    rows = {line.split()[0]: line.split() for line in told.splitlines() if line.split()}
     assert rows["fedsmoo"][1:4] == ["2", "2", "2/2"]
     assert rows["fednsam-s"][1:4] == ["3", "2", "1/1"]
     assert rows["fedwmsam"][1:6] == ["2", "+", "alpha", "1", "1/1"]
     assert {name.replace("_", "-") for name in ff.METHODS} <= set(rows)
 
 
-def test_one_method_in_detail():
-    result = fedflat("methods", "fedgmt-v2")
-    assert "own-trajectory-loss + dual-correction" in result.stdout
-    assert "2 forward and 1 backward" in result.stdout
+def test_one_method_in_detail(fedflat: Fedflat):
+    _, told, _ = fedflat("methods", "fedgmt-v2")
+    assert "own-trajectory-loss + dual-correction" in told
+    assert "2 forward and 1 backward" in told
 
 
-def test_mechanisms_are_listed_with_parameters():
-    result = fedflat("mechanisms")
-    assert "history-ascent(rho=0.05, source='history')" in result.stdout
+def test_mechanisms_are_listed_with_parameters(fedflat: Fedflat):
+    _, told, _ = fedflat("mechanisms")
+    assert "history-ascent(rho=0.05, source='history')" in told
 
 
 @pytest.mark.parametrize(
@@ -112,21 +111,18 @@ def test_mechanisms_are_listed_with_parameters():
         (["--out", "/proc/nowhere"], "Choose another directory"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_code_2(arguments: list[str], says: str, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fedflat", "run", "--rounds", "1", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    told = capsys.readouterr().err
+def test_mistakes_are_one_sentence_and_exit_code_2(arguments: list[str], says: str, fedflat: Fedflat):
+    code, _, told = fedflat("run", "--rounds", "1", *arguments)
+    assert code == 2
     assert says in told
     assert len(told.strip().splitlines()) == 1
 
 
-def test_a_run_is_never_overwritten(tmp_path: Path):
-    arguments = ("run", "-m", "fedavg", *QUICK, "--out", str(tmp_path / "a"))
-    assert fedflat(*arguments).returncode == 0
+def test_a_run_is_never_overwritten(fedflat: Fedflat, tmp_path: Path):
+    arguments = ("run", "-m", "fedavg", *QUICK, "--out", tmp_path / "a")
+    assert fedflat(*arguments)[0] == 0
     before = (tmp_path / "a" / "metrics.jsonl").read_bytes()
-    again = fedflat(*arguments)
-    assert again.returncode == 2
-    assert "already holds a run" in again.stderr
+    code, _, errors = fedflat(*arguments)
+    assert code == 2
+    assert "already holds a run" in errors
     assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == before

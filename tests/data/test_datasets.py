@@ -13,7 +13,6 @@ import shutil
 import struct
 import sys
 import tarfile
-import time
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -700,6 +699,7 @@ def test_a_download_is_kept(root: Path, monkeypatch):
     assert hub.asked == ["zh-plus/tiny-imagenet"]
 
 
+@pytest.mark.slow
 def test_sweep_and_reproduce_download_once(tmp_path: Path, root: Path, monkeypatch, capsys):
     """Before the first of several runs begins; the runs find it, also where --data names a directory without it."""
     grey = [samples(count, (28, 28, 1), 10) for count in (60, 20)]
@@ -898,21 +898,29 @@ def test_a_full_disk_is_done_without(cifar: Path):
     assert the_cache_file().stat().st_size > 40_000
 
 
-def load_and_count(place: str, start: Any, answers: Any) -> None:
-    """In a process of its own: load, slowly, and say how many images were decoded and what was loaded."""
-    decode, count = Image.open, 0
+def load_and_count(place: str, both: Any, answers: Any) -> None:
+    """In a process of its own: load, and say how many images were decoded and what was loaded.
+
+    Nobody decodes before both processes have come for the lock.
+    """
+    import fcntl
+
+    decode, lock, count = Image.open, fcntl.flock, 0
+
+    def locked(*arguments: Any) -> None:
+        both.release()
+        lock(*arguments)
 
     def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
         if count == 1:
-            time.sleep(0.5)  # time enough for the other process to come and find it under way
+            assert both.acquire(timeout=60) and both.acquire(timeout=60)
         return decode(*arguments, **options)
 
-    Image.open = counted
+    Image.open, fcntl.flock = counted, locked
     import fedflat
 
-    start.wait(60)
     dataset = fedflat.load_dataset("cifar10", place)
     arrays = [array.numpy().tobytes() for pair in (dataset.train, dataset.test) for array in pair]
     answers.put((count, arrays))
@@ -920,8 +928,8 @@ def load_and_count(place: str, start: Any, answers: Any) -> None:
 
 def test_of_two_processes_one_decodes_and_both_have_the_data(cifar: Path):
     spawn = multiprocessing.get_context("spawn")
-    start, answers = spawn.Barrier(2), spawn.Queue()
-    arguments = (str(cifar), start, answers)
+    both, answers = spawn.Semaphore(0), spawn.Queue()
+    arguments = (str(cifar), both, answers)
     workers = [spawn.Process(target=load_and_count, args=arguments, daemon=True) for _ in range(2)]
     for worker in workers:
         worker.start()
@@ -1368,6 +1376,7 @@ def load(real_cache: Path, monkeypatch) -> Callable[[str], ff.Dataset]:
     return lambda name: ff.load_dataset(name, SHARED)
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize(
     ("name", "shape", "train", "test", "classes", "near"),
@@ -1400,6 +1409,7 @@ def test_real_images(name: str, shape, train: int, test: int, classes: int, near
     assert (deviation - 1).abs().max() < near
 
 
+@pytest.mark.slow
 @real
 def test_real_images_are_the_files_images(load):
     dataset = load("cifar10")
@@ -1425,6 +1435,7 @@ def torchtext_english(text: str) -> list[str]:
     return text.split()
 
 
+@pytest.mark.slow
 @real
 def test_real_news(load):
     """Every row is its text, tokenised and numbered as described, cut or padded to 200."""
@@ -1458,6 +1469,7 @@ def real_texts(split: str) -> dict[str, str]:
     return {role: "\n".join(parts) for role, parts in sorted(spoken.items())}
 
 
+@pytest.mark.slow
 @real
 def test_real_shakespeare(load):
     """Inputs spell each role's text, targets are the characters after, clients are the roles."""
@@ -1482,6 +1494,7 @@ def test_real_shakespeare(load):
     assert len(chosen) == 7 and set(chosen.sizes) <= set(federation.sizes)
 
 
+@pytest.mark.slow
 @real
 def test_real_shakespeare_s_test_windows_are_what_a_role_says(load):
     inputs, targets = load("shakespeare").test
@@ -1492,6 +1505,7 @@ def test_real_shakespeare_s_test_windows_are_what_a_role_says(load):
         assert spelled(inputs[number]) + spelled(targets[number : number + 1]) in spoken
 
 
+@pytest.mark.slow
 @real
 def test_real_images_train(load):
     federation = ff.federate(load("fashion-mnist"), ff.Dirichlet(0.5), clients=20)
@@ -1500,6 +1514,7 @@ def test_real_images_train(load):
     assert run.accuracy > 0.6
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize(("name", "model"), [("ag-news", "fasttext"), ("shakespeare", "char-lstm")])
 def test_real_text_fits_its_model(name: str, model: str, load):

@@ -1,7 +1,6 @@
-"""Every example runs, and what it prints is true; notebooks are stored with results that their text agrees with."""
+"""Every example runs, and what it prints is true."""
 
 import importlib.util
-import os
 import re
 import statistics
 import subprocess
@@ -9,18 +8,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
 
 import fedflat as ff
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-LARGEST = 400_000
-"""Bytes of a notebook: it is read in a browser, and kept with every change."""
 
 
 def printed(name: str, rounds: int, place: Path) -> str:
@@ -43,6 +38,7 @@ def loaded(name: str) -> ModuleType:
 # -- scripts ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_methods_are_compared_by_the_numbers_of_their_runs(tmp_path: Path):
     table = printed("compare_methods", 4, tmp_path)
     rows = re.findall(
@@ -76,6 +72,7 @@ def test_the_cost_of_a_target_is_counted_up_to_its_first_round():
     assert until(0.95, run) is None
 
 
+@pytest.mark.slow
 def test_every_client_gains_by_taking_part(tmp_path: Path):
     table = printed("own_data_and_model", 6, tmp_path)
     rows = re.findall(r"^ *([\d.]+) +70 +([\d.]+)% +([\d.]+)%$", table, re.M)
@@ -87,6 +84,7 @@ def test_every_client_gains_by_taking_part(tmp_path: Path):
     assert float(said) > 70
 
 
+@pytest.mark.slow
 def test_the_mechanism_can_be_switched_off_and_helps_when_it_remembers(tmp_path: Path):
     said = printed("own_mechanism", 20, tmp_path)
     assert "share=1 is FedSAM: True" in said
@@ -118,6 +116,7 @@ def test_what_the_mechanism_leaves_out_is_kept_and_sent_later():
     assert nothing is None
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_ends_with_the_same_bits(tmp_path: Path):
     said = printed("stop_and_resume", 8, tmp_path)
     assert "went off after round 5 of 8" in said
@@ -134,56 +133,6 @@ def test_engines_have_the_same_bits(tmp_path: Path):
     assert [engine for engine, _ in weights] == ["inprocess", "workers:2", "workers:3"]
     assert len({checksum for _, checksum in weights}) == 1
     assert "Equal to the last bit." in said
-
-
-# -- notebooks ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch):
-    """In a fresh kernel of this environment, whatever else the person has set up for notebooks."""
-    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    monkeypatch.setenv("FEDFLAT_EXAMPLE_ROUNDS", "3")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook = nbformat.read(path, as_version=4)
-    stored = [kinds(cell) for cell in notebook.cells]
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", coalesce_streams=True)
-    client.execute(cwd=str(tmp_path))  # raises where a cell fails
-    assert [kinds(cell) for cell in notebook.cells] == stored
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_with_its_results(path: Path):
-    assert path.stat().st_size < LARGEST
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in codes] == list(range(1, len(codes) + 1))
-    assert sum("picture" in kinds(cell) for cell in codes) >= 3
-    assert sum("text" in kinds(cell) for cell in codes) >= 4
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}  # nothing of the machine that ran it
-    assert os.sep + "site-packages" not in path.read_text("utf-8")
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_numbers_in_a_notebook_s_text_are_those_it_printed(path: Path):
-    cells = nbformat.read(path, as_version=4).cells
-    results = " ".join(
-        output.text for cell in cells for output in cell.get("outputs", []) if "text" in output
-    )
-    text = next(cell.source for cell in cells if "## What we saw" in cell.source)
-    claimed = re.findall(r"[+-]?\d+\.\d+", text.partition("## What we saw")[2])
-    assert len(claimed) > 8
-    assert [
-        number for number in claimed if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", results)
-    ] == []
-
-
-def kinds(cell: nbformat.NotebookNode) -> list[str]:
-    """What a cell leaves: pictures or text."""
-    outputs = cell.get("outputs", [])
-    return ["picture" if "image/png" in output.get("data", {}) else "text" for output in outputs]
 
 
 # -- all ----------------------------------------------------------------------------------------------

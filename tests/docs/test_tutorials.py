@@ -16,10 +16,12 @@ import pytest
 import fedflat as ff
 from fedflat.cli import main
 from fedflat.experiments.measure_run import read_flatness, read_landscape
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+LONG = ("figures.md", "ray.md")
+"""Pages that draw every kind of figure, and that start a cluster of their own."""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -48,7 +50,9 @@ def run_page(tmp_path_factory) -> Any:
     return run
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in PAGES]
+)
 def test_a_page_runs_and_its_runs_learn(page: str, run_page):
     runs = [value for value in run_page(page).values() if isinstance(value, ff.Run)]
     for run in runs:
@@ -131,6 +135,7 @@ def test_the_command_lines_of_own_data_work(run_page, tmp_path: Path, monkeypatc
     assert (tmp_path / "windows.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_command_lines_of_experiments_work(tmp_path: Path, monkeypatch, capsys):
     (experiment,) = blocks("experiments.md", "yaml")
     (tmp_path / "skewed.yaml").write_text(experiment)
@@ -149,6 +154,7 @@ def test_the_command_lines_of_experiments_work(tmp_path: Path, monkeypatch, caps
     assert len(list((tmp_path / "runs" / "grid").rglob("model.safetensors"))) == 12
 
 
+@pytest.mark.slow
 def test_the_command_lines_of_flatness_work(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (experiment,) = blocks("flatness.md", "yaml")

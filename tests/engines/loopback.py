@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fedflat.engines.flower.keys import make_keys
@@ -50,7 +51,7 @@ class Loopback:
         (home / "flwr").mkdir()
         shutil.copy(self.keys / "superlink.toml", home / "flwr" / "config.toml")
 
-    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+    def launch(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -67,7 +68,7 @@ class Loopback:
         return (self.home / f"{name}.log").read_text("utf-8", "replace")
 
     def start_server(self) -> None:
-        self.start(
+        self.launch(
             *("superlink", "flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--ssl-ca-certfile", f"{self.keys}/ca.crt", "--ssl-certfile", f"{self.keys}/server.pem"),
             *("--ssl-keyfile", f"{self.keys}/server.key", "--enable-supernode-auth"),
@@ -85,6 +86,15 @@ class Loopback:
 
         wait_for(healthy, 60, lambda: self.log("superlink"))
 
+    def start(self, configs: Sequence[str] = ("",) * NODES) -> None:
+        """The server, and a registered node for every config."""
+        self.start_server()
+        with ThreadPoolExecutor() as pool:  # Flower's command line takes seconds to start
+            keys = (f"{self.keys}/node-{number}.pub" for number in range(len(configs)))
+            list(pool.map(lambda key: self.flwr("supernode", "register", key, "federation"), keys))
+        for number, config in enumerate(configs):
+            self.start_node(number, config=config)
+
     def start_node(
         self, number: int, name: str | None = None, secure: tuple[str, ...] | None = None, config: str = ""
     ) -> None:
@@ -93,7 +103,7 @@ class Loopback:
                 *("--root-certificates", f"{self.keys}/ca.crt"),
                 *("--auth-supernode-private-key", f"{self.keys}/node-{number}"),
             )
-        self.start(
+        self.launch(
             *(name or f"node-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}", *secure),
             *("--host", "127.0.0.1", "--port", str(free_port())),
             "--node-config",
@@ -124,7 +134,7 @@ class Loopback:
     def submit(self, name: str, **config: object) -> subprocess.Popen[bytes]:
         """Start a run of the app; its log goes to a file."""
         settings = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
-        return self.start(name, "flwr", "run", "app", "federation", "--stream", "--run-config", settings)
+        return self.launch(name, "flwr", "run", "app", "federation", "--stream", "--run-config", settings)
 
     def run(self, name: str, **config: object) -> str:
         process = self.submit(name, **config)

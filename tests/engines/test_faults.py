@@ -289,6 +289,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_moment(tmp_path: Path):
     """Imports, arguments, data, workers, rounds, tests, files: a clean end, and what is there goes on."""
     whole, file = tmp_path / "whole", written(tmp_path / "a.yaml", engine="workers:2", rounds=12)

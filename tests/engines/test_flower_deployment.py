@@ -94,10 +94,7 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         settings + 'methods = "fedavg:1"\nepochs = 1\nmischief = false\npoll = 0.2\n'
     )
     try:
-        link.start_server()
-        for number in range(NODES):
-            link.flwr("supernode", "register", f"{link.keys}/node-{number}.pub", "federation")
-            link.start_node(number)
+        link.start()
         yield link
     finally:
         link.close()
@@ -131,6 +128,23 @@ def same_model(place: Path, expected: ff.Run) -> None:
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.fixture(scope="module")
+def log(loopback: Loopback) -> str:
+    """What a first run said: a round of SCAFFOLD, whose nodes keep states."""
+    return loopback.run("first", methods="scaffold:1", out="first")
+
+
+def test_a_round_has_the_bits_of_one_process(loopback: Loopback, log: str):
+    place = loopback.home / "runs" / "first" / "scaffold"
+    assert (place / "model.safetensors").exists(), loopback.everything("first")
+    same_model(place, in_process("scaffold", rounds=1, epochs=1))
+    assert f"in {place}" in log
+    assert all(
+        KeptState(loopback.home / f"state-{n}", run_name(place), n).rounds() == [0] for n in range(NODES)
+    )
+
+
+@pytest.mark.slow
 def test_methods_have_the_bits_of_one_process(loopback: Loopback):
     wanted = ",".join(f"{method}:{rounds}" for method, rounds in METHODS.items())
     log = loopback.run("five", methods=wanted, out="five")
@@ -143,6 +157,7 @@ def test_methods_have_the_bits_of_one_process(loopback: Loopback):
     assert len(told) == len(METHODS) - 1
 
 
+@pytest.mark.slow
 def test_a_killed_node_and_a_killed_server_app_change_nothing(loopback: Loopback):
     """A SuperNode dies in round 1 and comes back, then the server's app dies in round 2: the same bits."""
     place = loopback.home / "runs" / "crash" / "scaffold"
@@ -176,6 +191,7 @@ def test_a_killed_node_and_a_killed_server_app_change_nothing(loopback: Loopback
     assert kept.rounds() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_strangers_are_refused(loopback: Loopback):
     """A node whose key nobody registered, one without a key, and one that speaks no TLS."""
     root = ("--root-certificates", f"{loopback.keys}/ca.crt")
@@ -201,6 +217,7 @@ def test_strangers_are_refused(loopback: Loopback):
     assert loopback.log("superlink").count("[ApiError:") >= before + 2, loopback.log("superlink")
 
 
+@pytest.mark.slow
 def test_a_malformed_upload_and_a_silent_node_do_not_stop_the_round(loopback: Loopback):
     log = loopback.run(
         "mischief", out="mischief", deadline=40, mischief=True, methods="fedavg:1", min_replies=0.3
@@ -211,7 +228,7 @@ def test_a_malformed_upload_and_a_silent_node_do_not_stop_the_round(loopback: Lo
     assert (loopback.home / "runs" / "mischief" / "fedavg" / "model.safetensors").exists()
 
 
-def test_no_secret_is_in_logs_or_runs(loopback: Loopback):
+def test_no_secret_is_in_logs_or_runs(loopback: Loopback, log: str):
     secrets = [
         "".join((loopback.keys / name).read_text().splitlines()[1:3])
         for name in ["ca.key", "server.key", *(f"node-{n}" for n in range(NODES))]

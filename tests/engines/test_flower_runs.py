@@ -23,7 +23,7 @@ from fedflat.experiments.files import load_experiment
 from fedflat.experiments.schema import Experiment
 from fedflat.figures import learning_curves, sensitivity
 from fedflat.report.content import Content
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 CLIENTS, ROUNDS = 3, 3
 QUICK = Limits(deadline=30, connect=2, poll=0.01)

@@ -23,7 +23,7 @@ import fedflat as ff
 from fedflat.cli import main
 from fedflat.engines.flower.keys import make_keys
 from fedflat.engines.flower.project import write_project
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -118,6 +118,7 @@ def script(page: str) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs_as_printed(tmp_path: Path):
     """From nothing to three nodes with private data: every command of docs/flower.md, in order."""
     text = script((DOCS / "flower.md").read_text("utf-8"))
@@ -166,6 +167,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path):
     assert list((tmp_path / "clinic-0" / "state").rglob("client-0/*.safetensors"))
 
 
+@pytest.mark.slow
 def test_an_app_runs_in_flower_s_simulation_too(tmp_path: Path):
     """As it was written, with the same bits as in one process. Nothing is left of what Flower starts."""
     write_project(tmp_path / "demo")

@@ -14,7 +14,9 @@ from torch import nn
 import fedflat as ff
 from fedflat.engines.flower.project import write_project
 from fedflat.engines.inprocess import InProcess
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
+
+pytestmark = pytest.mark.slow
 
 LIAR = 1
 SAMPLES = 2**40
@@ -125,10 +127,7 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     settings = app / "pyproject.toml"
     settings.write_text(settings.read_text() + "poll = 0.2\n")
     try:
-        link.start_server()
-        for number in range(NODES):
-            link.flwr("supernode", "register", f"{link.keys}/node-{number}.pub", "federation")
-            link.start_node(number)
+        link.start()
         yield link
     finally:
         link.close()

@@ -14,6 +14,8 @@ import fedflat as ff
 from fedflat.engines.flower.privacy import hello, leaving
 from fedflat.engines.flower.project import write_project
 
+pytestmark = pytest.mark.slow
+
 NOISY = "scaffold + private-uploads(clip=0.5, noise=2)"
 LOCAL = ff.LocalSGD(lr=0.05, steps=3, batch_size=20)
 
@@ -90,10 +92,7 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     with (app / "pyproject.toml").open("a") as file:
         file.write('methods = "fedavg"\npoll = 0.2\n')
     try:
-        link.start_server()
-        for number in range(NODES):
-            link.flwr("supernode", "register", f"{link.keys}/node-{number}.pub", "federation")
-            link.start_node(number, config="require-noise=1.0 require-clip=0.5" if number == 1 else "")
+        link.start(["", "require-noise=1.0 require-clip=0.5", ""])
         yield link
     finally:
         link.close()

@@ -58,6 +58,7 @@ def eventually(happens: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_node_killed_in_the_middle_changes_nothing_and_another_is_used(cluster, tmp_path, monkeypatch):
     import ray
 
@@ -114,6 +115,7 @@ def fedflat(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "fedflat", *(str(argument) for argument in arguments)]
 
 
+@pytest.mark.slow
 def test_the_command_line_with_an_address(cluster, tmp_path):
     common = ["run", "-m", "scaffold", "--rounds", 2, "--epochs", 1, "--clients", 4, "--participation", 2]
     there = ["--engine", "ray", "--ray-address", cluster.address, "--set", "ray.data=nodes"]
@@ -127,6 +129,7 @@ def test_the_command_line_with_an_address(cluster, tmp_path):
     assert models[0] == models[1]
 
 
+@pytest.mark.slow
 def test_an_address_without_a_cluster_or_without_the_engine(tmp_path):
     nowhere = fedflat("run", "-m", "fedavg", "--engine", "ray", "--ray-address", "127.0.0.1:1")
     done = subprocess.run(nowhere, capture_output=True, text=True, timeout=120)
@@ -136,6 +139,7 @@ def test_an_address_without_a_cluster_or_without_the_engine(tmp_path):
     assert done.returncode == 2 and "engine ray" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_cleanly_and_leaves_nothing(tmp_path):
     command = fedflat("run", "-m", "scaffold", "--engine", "ray:1", "--rounds", 100000, "--out", tmp_path)
     process = subprocess.Popen(

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from functools import cache
 
 import pytest
 import torch
@@ -19,14 +20,18 @@ def by_hand() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+@cache
+def alone(method: str, momentum: float, module: nn.Module | None) -> ff.Run:
+    return train(method, "inprocess", momentum=momentum, module=module)
+
+
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3))])
 @pytest.mark.parametrize(("momentum", "module"), [(0.0, None), (0.5, None), (0.0, by_hand())])
 @pytest.mark.parametrize("method", sorted(ff.METHODS))
-def test_all_methods_have_the_same_bits_with_any_number_of_workers(method, momentum, module):
+def test_all_methods_have_the_same_bits_with_any_number_of_workers(method, momentum, module, count):
     """Without momentum of its own a client's steps take corrections in by a fused update."""
-    options = {"momentum": momentum, "module": module}
-    alone = train(method, "inprocess", **options)
-    for count in (1, 2, 3):
-        same(train(method, ff.Workers(count), **options), alone)
+    run = train(method, ff.Workers(count), momentum=momentum, module=module)
+    same(run, alone(method, momentum, module))
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "server", "reset"])

@@ -14,7 +14,7 @@ from fedflat.cli import main
 from fedflat.errors import FedflatError
 from fedflat.experiments.compare import as_csv, as_latex, as_markdown, compare, find_runs, table, write_table
 from fedflat.experiments.tune import Range, parse_range, tune
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 
 def make_run(path, method, seed, accuracies, worst=0.2, **settings):

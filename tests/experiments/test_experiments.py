@@ -17,33 +17,14 @@ import pytest
 import yaml
 
 import fedflat as ff
-from fedflat.cli import main
 from fedflat.experiments.changes import changed, split_values
 from fedflat.experiments.files import load_experiment, make_experiment
 from fedflat.experiments.run import is_done, run_experiment
 from fedflat.experiments.schema import Experiment, LocalSection
 from fedflat.experiments.sweep import Cell, grid, run_cells
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 Fedflat = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fedflat(monkeypatch, capsys) -> Fedflat:
-    """The command line: exit code, output, errors."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedflat", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 # -- what is wrong ---------------------------------------------------------------------------------
@@ -691,6 +672,7 @@ def test_several_at_a_time_have_the_same_bits_and_what_is_done_is_skipped(
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on(swept: Path, tmp_path: Path):
     out = tmp_path / "out"
     cells = grid(yaml.safe_load(SMALL), out, ["fedavg", "fedsam(rho=0.1)"], {"partition.alpha": [0.1, 1]})
@@ -709,6 +691,7 @@ def test_a_stopped_sweep_goes_on(swept: Path, tmp_path: Path):
         assert min(seen for cell, seen in watcher.rounds if cell == name) in (done.get(name, 0) + 1, 3)
 
 
+@pytest.mark.slow
 def test_finished_runs_of_a_sweep_keep_what_explains_them(swept: Path, fedflat: Fedflat, tmp_path: Path):
     left = {path.name for path in (swept / NAMES[0]).iterdir()}
     assert {"model.safetensors", "metrics.jsonl", "run.json", "experiment.yaml", "log.txt"} <= left
@@ -738,6 +721,7 @@ def test_a_run_that_fails_does_not_stop_the_others(swept: Path, fedflat: Fedflat
     same(tmp_path / "out" / "fedavg" / "clients=6" / "seed-0", swept / NAMES[0])
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_dies_does_not_stop_the_others(swept: Path, tmp_path: Path):
     out = tmp_path / "out"
     cells = grid(yaml.safe_load(SMALL), out, ["fedavg", "fedsam(rho=0.1)"], {"partition.alpha": [0.1]})
@@ -780,6 +764,12 @@ def group_lives(group: int) -> bool:
     return True
 
 
+def asleep(process: int) -> bool:
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True).stdout
+    return state.startswith(("S", "I"))
+
+
+@pytest.mark.slow
 def test_ctrl_c_in_a_sweep(swept: Path, tmp_path: Path):
     """Once ends it after the rounds under way, twice at once; nothing is left behind."""
     out = tmp_path / "out"
@@ -801,7 +791,9 @@ def test_ctrl_c_in_a_sweep(swept: Path, tmp_path: Path):
     os.killpg(process.pid, signal.SIGINT)
     told = process.stdout.readline()
     assert told == "Stopping after the rounds under way; press Ctrl-C again to stop at once.\n"
-    time.sleep(0.3)  # or it would be interrupted while saying so
+    while not asleep(process.pid):  # or it would be interrupted while saying so
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     told, _ = process.communicate(timeout=20)
     assert process.returncode == 130

@@ -21,7 +21,7 @@ from fedflat.experiments.schema import Experiment
 from fedflat.experiments.statistics import KINDS, check_rounds, statistic, with_statistic
 from fedflat.experiments.sweep import Cell
 from fedflat.methods.text import as_method
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 KEYS = [preset.key for preset in presets()]
 
@@ -363,6 +363,7 @@ def test_reproduce_runs_cells_and_goes_on(tmp_path, monkeypatch, capsys):
     assert ours["ours"] == pytest.approx(sum(tests) / len(tests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "rows", "shown"),
     [("fedgf/table3", "FedSAM", "models sent"), ("fedgmt/figure2", "FedAvg", "Draw it")],

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from IPython.core.formatters import DisplayFormatter
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from torch import nn
@@ -686,7 +685,10 @@ def test_files_open_have_their_size_and_are_the_same_every_time(tmp_path):
     assert b"CreationDate" not in pdf and b"<dc:date>" not in svg
 
 
+@pytest.mark.slow
 def test_notebooks_show_figures_by_themselves():
+    from IPython.core.formatters import DisplayFormatter
+
     history = [row(index, 0.1 * index) for index in range(3)]
     square = Landscape((np.linspace(-1, 1, 3),) * 2, {"A": {"train": np.arange(9.0).reshape(3, 3)}})
     federation = ff.Federation([(torch.zeros(2, 1), torch.tensor([0, 1]))])

@@ -27,6 +27,8 @@ from fedflat.server.server import Server
 from fedflat.storage.client_store import ClientStore
 
 FIGURES = [preset.key for preset in presets() if preset.name.startswith("figure")]
+FIRST = {key.partition("/")[0]: key for key in reversed(FIGURES)}.values()
+"""of each paper"""
 OF_MODELS = ("landscape", "flatness", "embedding", "trajectory")
 """Commands that need a trained model."""
 
@@ -90,7 +92,13 @@ def call(line: str, monkeypatch, capsys) -> str:
     return told.out
 
 
-@pytest.mark.parametrize(("key", "scale"), [*((key, "full") for key in FIGURES), ("fedgf/figure1", "small")])
+@pytest.mark.parametrize(
+    ("key", "scale"),
+    [
+        *(pytest.param(key, "full", marks=() if key in FIRST else pytest.mark.slow) for key in FIGURES),
+        ("fedgf/figure1", "small"),
+    ],
+)
 def test_every_printed_command_draws(key, scale, trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     preset = find_preset(key)

@@ -131,7 +131,7 @@ def _refusal(way: Callable[[Path], object], place: Path) -> Exception | None:
 
 
 def _metrics(place: Path) -> None:
-    from fedflat.storage.run_directory import read_metrics
+    from fedflat.storage.metrics_file import read_metrics
 
     for number, row in enumerate(read_metrics(place)):
         assert row["index"] == number

@@ -1,8 +1,8 @@
 """The architectures: what the papers state, against computations of our own, and a real training step of each."""
 
 import copy
-import importlib.util
 import math
+import os
 import re
 import subprocess
 import sys
@@ -61,7 +61,11 @@ OWN_DATASETS = {
     "fasttext": ["ag-news"],
     "char-lstm": ["shakespeare"],
 }
-PAIRS = [(name, data) for name in OFFLINE for data in OWN_DATASETS.get(name, ["cifar10"])]
+PAIRS = [
+    pytest.param(name, data, marks=pytest.mark.slow if re.search("resnet(34|50)", name) else ())
+    for name in OFFLINE
+    for data in OWN_DATASETS.get(name, ["cifar10"])
+]
 
 
 def build(name: str, data: str = "") -> nn.Module:
@@ -523,12 +527,11 @@ def test_weights_inside_a_checkpoint_or_without_a_head(wrapper: str, tmp_path: P
     assert torch.equal(model.state_dict()["conv2.bias"], source["conv2.bias"].half().float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "classes"), [(18, 10), (34, 7), (50, 10)])
 def test_weights_of_torchvision_s_residual_networks(depth: int, classes: int, tmp_path: Path):
     """The same outputs on the same images; a head for other classes is drawn."""
     torchvision = _import("torchvision")
-    if torchvision is None:
-        pytest.skip("torchvision is not installed")
     torch.manual_seed(0)
     theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=10).train()
     x = torch.randn(2, 3, 64, 64)
@@ -668,7 +671,8 @@ def test_torchvision_for_another_machine_is_imported_all_the_same(tmp_path: Path
         "    raise RuntimeError('operator torchvision::nms does not exist')\n"
     )
     code = "from fedflat.models.pretrained import _import as get\nprint(get('torchvision').part.__name__, get('xyz'))"
-    environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    places = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    environment = {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.stdout.split() == ["torchvision.part", "None"], done.stderr
@@ -687,7 +691,7 @@ def test_an_installed_library_that_fails_says_so(
         build_model("vit-b16", federation("tiny-imagenet"), 0)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"), [("vit-b16", 85_952_456), ("swin-s", 48_991_058), ("swin-b", 86_948_224)]
 )

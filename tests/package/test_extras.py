@@ -33,7 +33,7 @@ MODULES = {
     "privacy": ["dp_accounting"],
 }
 """What each extra brings, as it is imported."""
-FOR_DEVELOPERS = {"test", "docs", "lint"}
+FOR_DEVELOPERS = {"test", "test-slow", "docs", "lint"}
 
 BARE = f"""
 import sys

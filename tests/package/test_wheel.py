@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from test_extras import BARE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "fedflat"
 

@@ -299,7 +299,7 @@ def test_without_plotly_the_extra_is_named(tmp_path, monkeypatch):
 # -- the page --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [1, 2, 60])
+@pytest.mark.parametrize("number", [1, 2, pytest.param(60, marks=pytest.mark.slow)])
 def test_any_number_of_runs(tmp_path, number):
     methods = ["fedavg", "fedsam", "fedgmt", "fedwmsam", "fednsam", "scaffold"]
     for n in range(number):
@@ -311,6 +311,7 @@ def test_any_number_of_runs(tmp_path, number):
     assert sum(len(group["runs"]) for group in data["groups"]) == number
 
 
+@pytest.mark.slow
 def test_twenty_long_runs_stay_under_eight_megabytes(tmp_path):
     for n in range(20):
         method = ["fedavg", "fedsam", "fedgmt", "fedwmsam"][n % 4]

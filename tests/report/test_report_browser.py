@@ -291,6 +291,7 @@ def drag_until(page: Page, expression: str) -> None:
     raise AssertionError(f"{expression} did not become true.")
 
 
+@pytest.mark.slow
 def test_surfaces_turn_together(page):
     page.locator("#surfaces").scroll_into_view_if_needed()
     until(page, "document.querySelectorAll('#surfaces canvas').length >= 3")
@@ -351,6 +352,7 @@ def test_what_is_missing_is_on_the_page(page):
     assert "Not finished: 20 of 50 rounds." in notes and "No round is finished yet." in notes
 
 
+@pytest.mark.slow
 def test_what_makes_runs_unlike_a_papers_is_on_the_page(visit, tmp_path):
     (cell,) = choose(find_preset("fedwmsam/table1").cells(), ["fashion-mnist/dirichlet-0.1"], ["FedAvg"])
     settings = {key: value for key, value in cell.content.items() if key != "rounds"}
@@ -368,6 +370,7 @@ def test_what_makes_runs_unlike_a_papers_is_on_the_page(visit, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_phone_needs_no_sideways_scrolling(visit, report):
     one = visit(
         report, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True, device_scale_factor=2
@@ -386,6 +389,7 @@ def test_a_phone_needs_no_sideways_scrolling(visit, report):
     assert one.page.locator("#table th[aria-sort=descending]").count() == 1
 
 
+@pytest.mark.slow
 def test_dark_follows_the_system_and_the_button(visit, report):
     page = visit(report, color_scheme="dark").page
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -397,6 +401,7 @@ def test_dark_follows_the_system_and_the_button(visit, report):
     assert page.evaluate("document.getElementById('curves-chart').data.at(-1).line.color") != line
 
 
+@pytest.mark.slow
 def test_sixty_runs_stay_usable(visit, tmp_path):
     methods = ["fedavg", "fedsam", "fedgmt", "fedwmsam", "fednsam", "scaffold"]
     for number in range(60):
@@ -411,6 +416,7 @@ def test_sixty_runs_stay_usable(visit, tmp_path):
     assert page.locator("#legend button").count() == 61
 
 
+@pytest.mark.slow
 def test_watching_keeps_choices_while_a_run_grows(visit, tmp_path):
     run = made_run(tmp_path / "a", "fedsam", 0, done=10, landscape=True)
     made_run(tmp_path / "b", "fedavg", 0, landscape=True)
@@ -452,6 +458,7 @@ def test_watching_keeps_choices_while_a_run_grows(visit, tmp_path):
         one.complaints.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 3, 5, 12])
 def test_ticks_of_few_rounds_are_distinct_whole_numbers(rounds: int, tmp_path, visit):
     write_report([made_run(tmp_path / "run", rounds=rounds)], tmp_path / "report.html")
@@ -461,6 +468,7 @@ def test_ticks_of_few_rounds_are_distinct_whole_numbers(rounds: int, tmp_path, v
     assert all(tick.isdecimal() for tick in ticks)
 
 
+@pytest.mark.slow
 def test_what_clients_reported_is_named_so(tmp_path, visit):
     """Of a real federation whose server has no test set; beside it, later, a run whose server has one."""
     place = made_run(tmp_path / "runs" / "clinics", "scaffold", rounds=3, dataset="on-nodes")

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,9 @@ from typing import Any
 import pytest
 from synthetic_runs import made_run
 
-from fedflat.cli import main
 from fedflat.report.content import Content
 
 Fedflat = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fedflat(monkeypatch, capsys) -> Fedflat:
-    """The command line: exit code, output, errors."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedflat", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 def row(**changes: Any) -> Callable[[Path], None]:

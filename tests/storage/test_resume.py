@@ -34,7 +34,8 @@ from fedflat.experiments.run import stopping_at_round_end
 from fedflat.storage import run_directory as rundirectory
 from fedflat.storage.checkpoint import read_checkpoint
 from fedflat.storage.client_store import ClientStore
-from fedflat.storage.run_directory import RunDirectory, read_metrics
+from fedflat.storage.metrics_file import read_metrics
+from fedflat.storage.run_directory import RunDirectory
 from fedflat.storage.vector_table import Table
 from fedflat.training.record import RoundRecord
 
@@ -159,8 +160,17 @@ def shared_memory(tmp_path: Path, monkeypatch) -> None:
 # -- kill -9 ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["inprocess", "workers:2"])
-@pytest.mark.parametrize("method", SIX)
+QUICK = (("scaffold", "inprocess"), ("fedwmsam", "workers:2"))
+
+
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    [
+        pytest.param(method, engine, marks=() if (method, engine) in QUICK else pytest.mark.slow)
+        for method in SIX
+        for engine in ("inprocess", "workers:2")
+    ],
+)
 def test_killed_at_any_moment(method: str, engine: str, tmp_path: Path):
     """A run is killed time and again: while it starts, trains, writes rows, writes checkpoints."""
     expected = train(method, tmp_path / "whole")
@@ -196,6 +206,7 @@ STEPS = ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (Path, "touch"), (P
 """of writing"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsmoo", "fedwmsam"])
 def test_killed_at_every_step_of_writing(method: str, tmp_path: Path, monkeypatch):
     """From the start of a resumed run over two checkpoints to its end, before every change of the disk."""
@@ -244,27 +255,27 @@ def test_going_on_at_once_while_workers_outlive_the_main_process(tmp_path: Path)
             self.inner = nn.Linear(6, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.3 * slow)
+            if slow:
+                busy.touch()
+                wait_until(free.exists)
             return self.inner(x)
 
-    def live(tell: Callable[[], object] = lambda: None, **more: Any) -> ff.Run:
-        tell()
+    def live(**more: Any) -> ff.Run:
         return ff.train(federation(), Slow(), "scaffold", rounds=2, engine="workers:2", **more)
 
+    busy, free = tmp_path / "busy", tmp_path / "free"
     slow = False
     torch.manual_seed(0)
     expected = live()
     slow = True
     torch.manual_seed(0)
-    child = Child(lambda tell: live(tell, out=tmp_path / "run"))
-    child.wait_for(1)
-    while not (tmp_path / "run" / "metrics.jsonl").exists():
-        time.sleep(0.01)
-    time.sleep(0.2)
+    child = Child(lambda _: live(out=tmp_path / "run"))
+    wait_until(busy.exists)
     assert child.kill(group=False)
     slow = False
     torch.manual_seed(0)
     assert everything(live(out=tmp_path / "run", resume=True)) == everything(expected)
+    free.touch()
 
 
 # -- going on --------------------------------------------------------------------------------------
@@ -758,10 +769,8 @@ def test_ctrl_c_ends_after_the_round_and_says_how_to_go_on(tmp_path: Path):
     second.press_ctrl_c()
     second.read_until("Stopping after this round")
     second.press_ctrl_c()
-    began = time.monotonic()
-    code, said = second.end()
+    code, said = second.end()  # its first round would never end
     assert code == 130
-    assert time.monotonic() - began < 10
     assert f"fedflat resume {long}" in said
     assert "Traceback" not in said
     code, said, errors = fedflat("resume", out)

@@ -258,6 +258,7 @@ print(peak() - before, store.bytes_in_memory, len(store.clients()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_memory_of_100_000_clients():
     result = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, timeout=600)

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 import fedflat as ff
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 
 class Noting(ff.Callback):

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from test_experiments import Fedflat, fedflat  # noqa: F401
+from test_experiments import Fedflat
 from test_identities import train_small
 from test_reference import SCHEDULE
 from test_training import STATEFUL, same_run
@@ -220,7 +220,7 @@ def test_the_likely_cause():
 DIGITS = ("--rounds", "4", "--epochs", "1", "--clients", "4", "--participation", "2")
 
 
-def test_exit_code_3(fedflat: Fedflat, tmp_path: Path):  # noqa: F811
+def test_exit_code_3(fedflat: Fedflat, tmp_path: Path):
     code, _, said = fedflat("run", "--method", "fedavg", *DIGITS, "--lr", "1e30", "--out", tmp_path / "a")
     assert code == 3, said
     assert said.startswith("Error: round 2: every upload holds NaN") and said.count("\n") == 1
@@ -230,7 +230,7 @@ def test_exit_code_3(fedflat: Fedflat, tmp_path: Path):  # noqa: F811
     assert code == 3 and "round 2: every upload" in said
 
 
-def test_other_runs_go_on(fedflat: Fedflat, tmp_path: Path):  # noqa: F811
+def test_other_runs_go_on(fedflat: Fedflat, tmp_path: Path):
     methods = ("--method", "server-step(lr=1e300)", "--method", "fedavg", *DIGITS)
     code, printed, said = fedflat("run", *methods, "--set", "dtype=float64", "--out", tmp_path / "two")
     assert code == 3, said

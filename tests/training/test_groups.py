@@ -21,7 +21,7 @@ from fedflat.engines.flower.remote_federation import RemoteFederation
 from fedflat.experiments.presets import find_preset, presets
 from fedflat.experiments.reproduce import plan_runs, tabulate
 from fedflat.experiments.statistics import statistic
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 
 
 def by_hand(model: nn.Module, x: Tensor, y: Tensor, owners: list[str]) -> dict[str, float]:
@@ -131,6 +131,7 @@ def test_every_column_is_a_domain():
     assert statistic(art, [{"index": 0, "accuracy": 0.5}]).value is None
 
 
+@pytest.mark.slow
 def test_reproduce_gives_every_domain_its_number(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "nothing"))
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from fedflat.cli import main
 from fedflat.errors import FedflatError, MissingExtra
 from fedflat.experiments.run import run_experiment
 from fedflat.experiments.schema import Experiment
-from fedflat.storage.run_directory import read_metrics
+from fedflat.storage.metrics_file import read_metrics
 from fedflat.training.trackers import TRACKERS, Trackers
 
 SMALL = Experiment.model_validate(
@@ -38,6 +38,7 @@ socket.socket.connect = refuse
 """
 
 
+@pytest.mark.slow
 def test_every_tracker_has_every_round(tmp_path: Path):
     """A run with all of them at once, in a process that cannot reach anything."""
     (tmp_path / "sitecustomize.py").write_text(OFFLINE)
@@ -142,8 +143,8 @@ def test_a_missing_package_names_the_extra(name: str, monkeypatch, capsys, tmp_p
     assert f"The tracker {name} needs" in told and len(told.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_part_of_mlflow_is_missing(monkeypatch, tmp_path: Path):
-    pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setitem(sys.modules, "alembic", None)
     with pytest.raises(MissingExtra, match=r'The tracker mlflow needs alembic, .*"fedflat\[mlflow\]"'):
@@ -258,8 +259,8 @@ def test_a_run_that_goes_on_says_where(monkeypatch, tmp_path: Path):
     assert [list(tracker.rounds) for tracker in noted] == [[0, 1], [1, 2]]
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_every_round_once_after_going_on(tmp_path: Path):
-    pytest.importorskip("tensorboard")
     in_two_parts(tmp_path / "run", "tensorboard")
     check_tensorboard(tmp_path)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -269,8 +270,8 @@ def test_tensorboard_shows_every_round_once_after_going_on(tmp_path: Path):
     assert [event.step for event in events.Scalars("accuracy")] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_with_its_run(tmp_path: Path, monkeypatch):
-    pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     in_two_parts(tmp_path / "run", "mlflow")
     check_mlflow(tmp_path)

@@ -1,1 +1,1 @@
-"""Methods and the mechanisms that they are lists of."""
+"""Methods: lists of mechanisms, each of which is one idea."""

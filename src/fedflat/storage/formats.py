@@ -21,7 +21,7 @@ class OtherFormat(FedflatError):
 
 
 def check_run(path: Path, settings: Mapping[str, Any], to_resume: bool) -> None:
-    """Raise if a run directory cannot be read or, with `to_resume`, resumed, for which its format must be this one."""
+    """Raise if a run directory cannot be read or, with `to_resume`, resumed, which takes this very format."""
     found, writer = settings.get("format"), _writer(settings)
     if isinstance(found, int) and found > RUN:
         raise OtherFormat(
