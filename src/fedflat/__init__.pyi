@@ -128,6 +128,7 @@ from .server.participation import (
 )
 from .server.server import Server as Server
 from .storage.run_directory import read_metrics as read_metrics
+from .training.record import RoundRecord as RoundRecord
 from .training.train import Run as Run, train as train
 
 __version__: str

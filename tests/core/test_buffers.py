@@ -15,11 +15,13 @@ IDS = [2**24 + 1, -(2**24) - 1, 2**53 + 1, -(2**62) - 12345, 2**63 - 1, -(2**63)
 class Masked(nn.Module):
     """A network with a mask of -inf, large numbers, a truth table, an odd constant, and BatchNorm."""
 
+    LEAST = -torch.inf
+
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
-        self.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0, 0.0, -torch.inf, 0.0, 0.0, 0.0]))
+        self.register_buffer("mask", torch.tensor([0.0, self.LEAST, 0.0, 0.0, self.LEAST, 0.0, 0.0, 0.0]))
         self.register_buffer("ids", torch.tensor(IDS))
         self.register_buffer("few", torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32))
         self.register_buffer("truths", torch.tensor([True, False, True]))
@@ -52,6 +54,34 @@ def test_constants_pass_what_limits_a_single_client(more):
     assert not any(row.get("rejected") for row in run.history)
     for name in CONSTANT:
         assert getattr(run.model, name).equal(getattr(Masked(), name)), name
+
+
+@pytest.mark.parametrize("noise", [0, 0.1])
+@pytest.mark.parametrize("buffers", ["average", "reset"])
+def test_noise_on_uploads_leaves_constants_and_statistics_alone(buffers, noise, recwarn):
+    method = f"fedavg + private-uploads(clip=1, noise={noise})"
+    run = train(method, "inprocess", rounds=2, module=Masked(), buffers=buffers)
+    assert not any("NaN" in str(warning.message) for warning in recwarn)
+    for name in CONSTANT:
+        assert getattr(run.model, name).equal(getattr(Masked(), name)), name
+    assert not run.model.norm.running_mean.equal(torch.zeros(8))
+
+
+def test_private_statistics_that_are_spoiled_leave_as_they_were_received():
+    """So that the average is that of a client whose statistics did not move, its constants among them."""
+    x, y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    data = ff.Federation([(x, y), (x * torch.nan, y)])
+    method = "fedavg + private-uploads(clip=1, noise=0)"
+    local = ff.LocalSGD(lr=0.1, steps=1, batch_size=None)
+    with pytest.warns(UserWarning, match="buffers as received"):
+        run = ff.train(data, Masked(), method, local, rounds=1)
+    assert not run.history[0]["rejected"]
+    before = Masked()
+    for name in CONSTANT:
+        assert getattr(run.model, name).equal(getattr(before, name)), name
+    with torch.no_grad():
+        mean = before.first(x).mean(dim=0)
+    torch.testing.assert_close(run.model.norm.running_mean, 0.1 * mean / 2)  # momentum, and half of the clients
 
 
 def test_every_engine_has_the_same_buffers(tmp_path):

@@ -185,8 +185,8 @@ class FlatModel:
         given = _copy_lying_alike(inputs) if writes is None else inputs
         version = given._version
         outputs = self.module(given)
-        if writes is None:
-            self._writes[mode] = given._version != version
+        if writes is None:  # `x.data` and numpy write without being counted
+            self._writes[mode] = given._version != version or not torch.equal(given, inputs)
         elif given._version != version:
             raise FedflatError(
                 f"{type(self.module).__name__} changes some of its inputs in place, and not the first one, so the "

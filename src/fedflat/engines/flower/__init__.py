@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .require import Require as Require
     from .server import server_app as server_app
 
-_HOME = {"client_app": "client", "server_app": "serving", "Limits": "patience", "Require": "require"}
+_HOME = {"client_app": "client", "server_app": "server", "Limits": "limits", "Require": "require"}
 __all__ = sorted(_HOME)
 
 

@@ -245,13 +245,12 @@ def _tell(upload: Upload, training: ClientRound, kept: KeptState, reply: Reply) 
     """Say in the node's log what was done, and name everything that leaves."""
     place = f"client {upload.client}, round {upload.round}"
     for mechanism in training.leaves:
-        zeroed = training.local.memo.get(mechanism)
-        if isinstance(mechanism, PrivateUploads) and zeroed:
+        if isinstance(mechanism, PrivateUploads) and (zeroed := training.local.memo[mechanism].zeroed):
             count = kept.count_zeroed(len(zeroed))
             say(
                 logging.WARNING,
-                f"{place}: {', '.join(zeroed)} held NaN or infinite values and leave as zeros ({count} vectors of "
-                "this run so far).",
+                f"{place}: {', '.join(zeroed)} held NaN or infinite values and leave as zeros, buffers as received "
+                f"({count} vectors of this run so far).",
             )
     before = f"accuracy {upload.report['accuracy']:.1%} before, " if "accuracy" in upload.report else ""
     state = ", state kept" if "receipt" in reply else ""
