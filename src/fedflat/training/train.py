@@ -38,7 +38,7 @@ from ..storage.environment import check_device
 from ..storage.run_directory import RunDirectory, is_begun, read_settings
 from .loop import TrainingLoop
 from .record import RoundRecord
-from .sameness import of_loss, of_module
+from .sameness import of_loss, of_mechanisms, of_module
 
 BUFFER_POLICIES = ("average", "local", "server", "reset")
 
@@ -214,6 +214,7 @@ def train(
             settings = {
                 "method": method.name,
                 "mechanisms": str(method),
+                "mechanism_code": of_mechanisms(method.mechanisms),
                 "federation": {**federation.about(), "fingerprint": print_of_data},
                 "model": model if isinstance(model, str) else type(module).__name__,
                 **({} if isinstance(model, str) else {"module": of_module(model)}),
