@@ -209,6 +209,33 @@ def test_complex_numbers_are_refused(kind):
         ff.train(federation(), Turning(kind), "fedavg", rounds=1)
 
 
+def held(value):
+    """A network that keeps a tensor and does nothing with it."""
+    network = nn.Sequential(nn.Linear(6, 3))
+    network.register_buffer("kept", value)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (torch.eye(3).to_sparse(), "Sequential has the sparse buffer 'kept'.*to_dense"),
+        (torch.tensor([1e300, 1.0], dtype=torch.float64), "numbers above 3.4e.38 in its buffer 'kept'.*float64"),
+        (torch.tensor([float("nan"), 1.0]), "NaN in a buffer before the first round"),
+    ],
+    ids=["sparse", "large", "nan"],
+)
+def test_buffers_that_cannot_travel_are_refused(value, says):
+    with pytest.raises(ff.FedflatError, match=says):
+        ff.train(federation(), held(value), "fedavg", rounds=1)
+
+
+def test_large_numbers_travel_in_double_precision():
+    value = torch.tensor([1e300, -torch.inf, 1 / 3], dtype=torch.float64)
+    run = ff.train(federation(), held(value), "fedavg", rounds=2, dtype=torch.float64)
+    assert run.model.kept.equal(value)
+
+
 class Spoiling(nn.Module):
     def __init__(self):
         super().__init__()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import FedflatError
-from .buffers import Buffers, check_real
+from .buffers import Buffers, check_numbers
 
 Pieces = list[Tensor] | tuple[Tensor, ...]
 """A flat vector as one tensor per parameter."""
@@ -79,7 +79,7 @@ class FlatModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_real(module)
+        check_numbers(module, dtype)
         self.module = module.to(device=device, dtype=dtype)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not named:
