@@ -81,7 +81,9 @@ def test_private_statistics_that_are_spoiled_leave_as_they_were_received():
         assert getattr(run.model, name).equal(getattr(before, name)), name
     with torch.no_grad():
         mean = before.first(x).mean(dim=0)
-    torch.testing.assert_close(run.model.norm.running_mean, 0.1 * mean / 2)  # momentum, and half of the clients
+    torch.testing.assert_close(
+        run.model.norm.running_mean, 0.1 * mean / 2
+    )  # momentum, and half of the clients
 
 
 def test_every_engine_has_the_same_buffers(tmp_path):
@@ -220,7 +222,10 @@ def held(value):
     ("value", "says"),
     [
         (torch.eye(3).to_sparse(), "Sequential has the sparse buffer 'kept'.*to_dense"),
-        (torch.tensor([1e300, 1.0], dtype=torch.float64), "numbers above 3.4e.38 in its buffer 'kept'.*float64"),
+        (
+            torch.tensor([1e300, 1.0], dtype=torch.float64),
+            "numbers above 3.4e.38 in its buffer 'kept'.*float64",
+        ),
         (torch.tensor([float("nan"), 1.0]), "NaN in a buffer before the first round"),
     ],
     ids=["sparse", "large", "nan"],

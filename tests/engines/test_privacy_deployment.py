@@ -77,7 +77,7 @@ _load = load
 
 
 def load(node):
-    """As before, but for what a test asks for: samples that are NaN, or from the second time on an error that holds one."""
+    """As before, but for what a test asks for: samples that are NaN, or after the first time an error with one."""
     from pathlib import Path
 
     if Path(node["state-dir"], "spoil").exists():
@@ -192,7 +192,7 @@ def test_what_an_error_says_stays_on_the_node(loopback: Loopback):
 
 
 def test_nan_and_files_stay_on_their_nodes(loopback: Loopback):
-    """Node 0 has samples that are NaN, and the server asks node 1 for a file: one that it has, then one that it has not."""
+    """Node 0 has samples that are NaN; the server asks node 1 for a file that it has, then for one that it has not."""
     there, missing = loopback.home / "there.safetensors", loopback.home / "missing.safetensors"
     there.write_bytes(weights())
     (loopback.home / "state-0").mkdir(exist_ok=True)
@@ -208,7 +208,9 @@ def test_nan_and_files_stay_on_their_nodes(loopback: Loopback):
     answers = []
     for index in range(2):
         found = [fields_of(reply) for reply in replies(out / f"replies-{index}")]
-        trained = {fields["numbers", "client"].sint64: fields for fields in found if ("numbers", "client") in fields}
+        trained = {
+            fields["numbers", "client"].sint64: fields for fields in found if ("numbers", "client") in fields
+        }
         assert trained.keys() == {0, 2}, why
         for name in ("update", "control"):
             vector = torch.frombuffer(bytearray(trained[0]["vectors", name].data), dtype=torch.float32)

@@ -102,7 +102,7 @@ class Unsent:
 
 
 def check_numbers(module: nn.Module, dtype: torch.dtype) -> None:
-    """Refuse numbers of which a dense vector of floats would silently lose a part: complex, sparse, too large ones."""
+    """Refuse what a dense vector of floats would silently lose a part of: complex, sparse and too large numbers."""
     name, largest = type(module).__name__, torch.finfo(dtype).max
     named = [("parameter", n, p) for n, p in module.named_parameters()]
     for kind, place, tensor in [*named, *(("buffer", n, b) for n, b in module.named_buffers())]:
@@ -120,8 +120,8 @@ def check_numbers(module: nn.Module, dtype: torch.dtype) -> None:
             beyond = tensor.detach().abs()
             if bool(((beyond > largest) & beyond.isfinite()).any()):
                 raise FedflatError(
-                    f"{name} has numbers above {largest:.2g} in its {kind} '{place}', which {dtype} cannot hold: give "
-                    "dtype=torch.float64, or smaller ones."
+                    f"{name} has numbers above {largest:.2g} in its {kind} '{place}', which {dtype} cannot hold: "
+                    "give dtype=torch.float64, or smaller ones."
                 )
 
 

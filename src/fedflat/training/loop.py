@@ -79,8 +79,8 @@ class TrainingLoop:
             )
         if self.server.buffers is not None and bool(self.server.buffers.isnan().any()):
             raise FedflatError(
-                "The model holds NaN in a buffer before the first round, which no average passes: give it numbers, or "
-                "make it a plain attribute where training leaves it as it is."
+                "The model holds NaN in a buffer before the first round, which no average passes: give it numbers, "
+                "or make it a plain attribute where training leaves it as it is."
             )
         for row in reversed(self.history):
             self._lost += bool(row.get("undone"))

@@ -1,5 +1,4 @@
-"""What a run is trained with, as far as can be told: its module, its loss, its mechanisms; for resuming it in another
-process."""
+"""What identifies a run's module, loss and mechanisms, as far as can be told; for resuming it in another process."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ PLAIN = (int, float, str, bool, type(None))
 
 
 def of_module(module: nn.Module) -> dict[str, str]:
-    """What identifies a module: its layers with their settings, the code of classes that are no library's, and what
-    training leaves as it is."""
+    """What identifies a module: its layers and their settings, the code of classes of its own, its frozen values."""
     layers = [f"{name} {_named(type(part))} {_settings(part)}" for name, part in module.named_modules()]
     state = [f"{name} {tuple(value.shape)}" for name, value in module.state_dict().items()]
     trained = [f"{name} {value.requires_grad}" for name, value in module.named_parameters()]
