@@ -192,7 +192,7 @@ def test_what_an_error_says_stays_on_the_node(loopback: Loopback):
 
 
 def test_nan_and_files_stay_on_their_nodes(loopback: Loopback):
-    """Node 0 has samples that are NaN; the server asks node 1 for a file that it has, then for one that it has not."""
+    """Node 0 has samples that are NaN; the server asks node 1 for a file that is there, then for one that is not."""
     there, missing = loopback.home / "there.safetensors", loopback.home / "missing.safetensors"
     there.write_bytes(weights())
     (loopback.home / "state-0").mkdir(exist_ok=True)
