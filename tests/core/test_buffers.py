@@ -15,11 +15,13 @@ IDS = [2**24 + 1, -(2**24) - 1, 2**53 + 1, -(2**62) - 12345, 2**63 - 1, -(2**63)
 class Masked(nn.Module):
     """A network with a mask of -inf, large numbers, a truth table, an odd constant, and BatchNorm."""
 
+    LEAST = -torch.inf
+
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
-        self.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0, 0.0, -torch.inf, 0.0, 0.0, 0.0]))
+        self.register_buffer("mask", torch.tensor([0.0, self.LEAST, 0.0, 0.0, self.LEAST, 0.0, 0.0, 0.0]))
         self.register_buffer("ids", torch.tensor(IDS))
         self.register_buffer("few", torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32))
         self.register_buffer("truths", torch.tensor([True, False, True]))
@@ -52,6 +54,36 @@ def test_constants_pass_what_limits_a_single_client(more):
     assert not any(row.get("rejected") for row in run.history)
     for name in CONSTANT:
         assert getattr(run.model, name).equal(getattr(Masked(), name)), name
+
+
+@pytest.mark.parametrize("noise", [0, 0.1])
+@pytest.mark.parametrize("buffers", ["average", "reset"])
+def test_noise_on_uploads_leaves_constants_and_statistics_alone(buffers, noise, recwarn):
+    method = f"fedavg + private-uploads(clip=1, noise={noise})"
+    run = train(method, "inprocess", rounds=2, module=Masked(), buffers=buffers)
+    assert not any("NaN" in str(warning.message) for warning in recwarn)
+    for name in CONSTANT:
+        assert getattr(run.model, name).equal(getattr(Masked(), name)), name
+    assert not run.model.norm.running_mean.equal(torch.zeros(8))
+
+
+def test_private_statistics_that_are_spoiled_leave_as_they_were_received():
+    """So that the average is that of a client whose statistics did not move, its constants among them."""
+    x, y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    data = ff.Federation([(x, y), (x * torch.nan, y)])
+    method = "fedavg + private-uploads(clip=1, noise=0)"
+    local = ff.LocalSGD(lr=0.1, steps=1, batch_size=None)
+    with pytest.warns(UserWarning, match="buffers as received"):
+        run = ff.train(data, Masked(), method, local, rounds=1)
+    assert not run.history[0]["rejected"]
+    before = Masked()
+    for name in CONSTANT:
+        assert getattr(run.model, name).equal(getattr(before, name)), name
+    with torch.no_grad():
+        mean = before.first(x).mean(dim=0)
+    torch.testing.assert_close(
+        run.model.norm.running_mean, 0.1 * mean / 2
+    )  # momentum, and half of the clients
 
 
 def test_every_engine_has_the_same_buffers(tmp_path):
@@ -177,6 +209,36 @@ def test_complex_numbers_are_refused(kind):
         ff.FedflatError, match=r"Turning has the complex (parameter|buffer) 'turn'.*view_as_real"
     ):
         ff.train(federation(), Turning(kind), "fedavg", rounds=1)
+
+
+def held(value):
+    """A network that keeps a tensor and does nothing with it."""
+    network = nn.Sequential(nn.Linear(6, 3))
+    network.register_buffer("kept", value)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (torch.eye(3).to_sparse(), "Sequential has the sparse buffer 'kept'.*to_dense"),
+        (
+            torch.tensor([1e300, 1.0], dtype=torch.float64),
+            "numbers above 3.4e.38 in its buffer 'kept'.*float64",
+        ),
+        (torch.tensor([float("nan"), 1.0]), "NaN in a buffer before the first round"),
+    ],
+    ids=["sparse", "large", "nan"],
+)
+def test_buffers_that_cannot_travel_are_refused(value, says):
+    with pytest.raises(ff.FedflatError, match=says):
+        ff.train(federation(), held(value), "fedavg", rounds=1)
+
+
+def test_large_numbers_travel_in_double_precision():
+    value = torch.tensor([1e300, -torch.inf, 1 / 3], dtype=torch.float64)
+    run = ff.train(federation(), held(value), "fedavg", rounds=2, dtype=torch.float64)
+    assert run.model.kept.equal(value)
 
 
 class Spoiling(nn.Module):

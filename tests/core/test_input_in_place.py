@@ -8,6 +8,7 @@ from tiny import same
 from torch import nn
 
 import fedflat as ff
+from fedflat.core.evaluation import evaluate
 from fedflat.flatness.embedding import penultimate_features
 from fedflat.flatness.surface import Surface
 
@@ -17,6 +18,21 @@ class Doubling(nn.Module):
 
     def forward(self, x):
         return x.mul_(2)
+
+
+class Unseen(nn.Module):
+    """Doubles its input in a way that no version counter sees."""
+
+    def forward(self, x):
+        x.data.mul_(2)
+        return x
+
+
+class ByNumpy(nn.Module):
+    def forward(self, x):
+        values = x.detach().numpy()
+        values *= 2
+        return x
 
 
 class Copying(nn.Module):
@@ -38,6 +54,8 @@ class Sometimes(nn.Module):
 
 FIRST = {
     "doubling": Doubling,
+    "unseen": Unseen,
+    "numpy": ByNumpy,
     "relu": lambda: nn.ReLU(inplace=True),
     "dropout": lambda: nn.Dropout(0.3, inplace=True),  # which writes in training alone
 }
@@ -107,6 +125,30 @@ def test_flatness_is_that_of_a_model_that_copies_its_input():
     features = [penultimate_features(s.model, data.client(1)) for s in surfaces]
     assert (features[0] == features[1]).all()
     assert untouched(inputs)
+
+
+def test_evaluation_hands_out_copies():
+    """Even to a model that is found out too late, and to a loss that changes labels."""
+    (x, y), damaged = samples(), []
+
+    class Later(nn.Linear):
+        def forward(self, given):
+            damaged.append(given)
+            if len(damaged) > 1:
+                given.data.zero_()
+            return super().forward(given)
+
+    def loss(outputs, targets):
+        value = nn.functional.cross_entropy(outputs, targets)
+        targets.zero_()
+        return value
+
+    inputs, labels = x.clone(), y.clone()
+    model = ff.FlatModel(Later(5, 3))
+    for _ in range(3):
+        evaluate(model, model.vector, ff.Federation([(inputs, labels)]).client(0), loss)
+    assert len(damaged) == 3
+    assert inputs.equal(x) and labels.equal(y)
 
 
 def test_a_model_that_writes_only_later_is_refused():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from loopback import NODES, Loopback
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 import fedflat as ff
 from fedflat.engines.flower.privacy import hello, leaving
 from fedflat.engines.flower.project import write_project
+from fedflat.models import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +22,7 @@ NOISY = "scaffold + private-uploads(clip=0.5, noise=2)"
 LOCAL = ff.LocalSGD(lr=0.05, steps=3, batch_size=20)
 
 SERVER = '''
+import json
 from pathlib import Path
 
 from flwr.common.serde import message_to_proto
@@ -33,14 +36,22 @@ app = ServerApp()
 
 
 class Tapped:
-    """Flower's grid, with every reply written down."""
+    """Flower's grid, with every reply written down, and perhaps a file in the place of client 1's model."""
 
-    def __init__(self, grid, place):
-        self.grid, self.place = grid, place
+    def __init__(self, grid, place, file):
+        self.grid, self.place, self.file = grid, place, file
         place.mkdir(parents=True, exist_ok=True)
 
     def __getattr__(self, name):
         return getattr(self.grid, name)
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        for message in messages:
+            order = message.content.get("order")
+            if self.file and order is not None and order["client"] == 1:
+                order["terms"] = json.dumps({**json.loads(order["terms"]), "model": f"mlp:{self.file}"})
+        return self.grid.push_messages(messages)
 
     def pull_messages(self, ids):
         replies = list(self.grid.pull_messages(ids))
@@ -54,12 +65,12 @@ class Tapped:
 def main(grid, context):
     to_console()
     settings = dict(context.run_config)
-    methods = settings.pop("methods")
+    methods, files = settings.pop("methods").split(","), settings.pop("files").split(",")
     out, patience, report = read_settings(settings, "run")
-    for index, method in enumerate(methods.split(",")):
+    for index, method in enumerate(methods):
         changes = {"method": method.replace(";", ","), "rounds": 1, "local": {"lr": 0.05, "steps": 3}}
         experiment = load_experiment(Path(__file__).with_name("experiment.yaml"), changes)
-        tapped = Tapped(grid, out / f"replies-{index}")
+        tapped = Tapped(grid, out / f"replies-{index}", files[index] if index < len(files) else "")
         serve(tapped, experiment, out / str(index), patience)
 '''
 
@@ -68,9 +79,12 @@ _load = load
 
 
 def load(node):
-    """As before, but for an error that holds a sample, from the second time on that a test asks for one."""
+    """As before, but for what a test asks for: samples that are NaN, or after the first time an error with one."""
     from pathlib import Path
 
+    if Path(node["state-dir"], "spoil").exists():
+        inputs, targets = _load(node).client(0).stored()
+        return ff.Federation([(inputs * float("nan"), targets)], classes=10)
     spill = Path(node["state-dir"], "spill")
     if spill.exists() and spill.read_text():
         raise OSError("row 17: 'Meier, diabetes' is no number")
@@ -90,12 +104,19 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     with (app / "federated" / "data.py").open("a") as file:
         file.write(SPILL)
     with (app / "pyproject.toml").open("a") as file:
-        file.write('methods = "fedavg"\npoll = 0.2\n')
+        file.write('methods = "fedavg"\nfiles = ""\npoll = 0.2\n')
     try:
         link.start(["", "require-noise=1.0 require-clip=0.5", ""])
         yield link
     finally:
         link.close()
+
+
+def weights() -> bytes:
+    """A file that a node could start an MLP from, if it opened it."""
+    from safetensors.torch import save
+
+    return save(build_model("mlp", ff.federate("digits", clients=NODES), seed=0).state_dict())
 
 
 def replies(place: Path) -> list[ProtoMessage]:
@@ -167,3 +188,40 @@ def test_what_an_error_says_stays_on_the_node(loopback: Loopback):
     assert "Meier" not in log
     for path in (loopback.home / "runs" / "spill").rglob("*"):
         assert path.is_dir() or b"Meier" not in path.read_bytes()
+
+
+def test_nan_and_files_stay_on_their_nodes(loopback: Loopback):
+    """Node 0 has samples that are NaN; the server asks node 1 for a file that is there, then for one that is not."""
+    there, missing = loopback.home / "there.safetensors", loopback.home / "missing.safetensors"
+    there.write_bytes(weights())
+    (loopback.home / "state-0").mkdir(exist_ok=True)
+    (loopback.home / "state-0" / "spoil").touch()
+    out, noisy = loopback.home / "runs" / "spoilt", NOISY.replace(",", ";")
+    try:
+        log = loopback.run("spoilt", out="spoilt", methods=f"{noisy},{noisy}", files=f"{there},{missing}")
+    finally:
+        (loopback.home / "state-0" / "spoil").unlink()
+    why = loopback.everything("spoilt")
+    assert log.count("fedflat: round 0, 2 clients") == 2, why
+
+    answers = []
+    for index in range(2):
+        found = [fields_of(reply) for reply in replies(out / f"replies-{index}")]
+        trained = {
+            fields["numbers", "client"].sint64: fields for fields in found if ("numbers", "client") in fields
+        }
+        assert trained.keys() == {0, 2}, why
+        for name in ("update", "control"):
+            vector = torch.frombuffer(bytearray(trained[0]["vectors", name].data), dtype=torch.float32)
+            assert torch.isfinite(vector).all()
+            assert 0.9 < float(vector.std()) < 1.1  # nothing but the noise of clip times its multiplier
+        assert all(value.sint64 != 2 for value in trained[0].values() if hasattr(value, "sint64"))
+        answers += [fields["refusal", "reason"].string for fields in found if ("refusal", "reason") in fields]
+    told = "client 0, round 0: update, control held NaN or infinite values and leave as zeros"
+    assert loopback.log("node-0").count(told) == 2, why
+    assert [path.read_text() for path in loopback.home.glob("state-0/*/client-0/zeroed")] == ["2", "2"]
+
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+    assert "a node opens no file that a server asks for" in answers[0]
+    assert "a node opens no file that a server asks for" in loopback.log("node-1"), why

@@ -14,6 +14,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from hypothesis import HealthCheck, given, settings, strategies as st
 from scipy.stats import trim_mean
+from test_buffers import CONSTANT, Masked
 from test_flower_grid import (
     CLIENTS,
     QUICK,
@@ -23,6 +24,7 @@ from test_flower_grid import (
     federation,
     from_client,
     grid_at,
+    load,
     network,
     poison,
     put,
@@ -34,9 +36,12 @@ from torch import Tensor, nn
 import fedflat as ff
 from fedflat.core.messages import Upload
 from fedflat.engines.flower import nodes as nodes_module
+from fedflat.engines.flower.client import client_app
+from fedflat.engines.flower.engine import Flower
 from fedflat.engines.flower.limits import Limits
 from fedflat.engines.flower.localgrid import LocalGrid
 from fedflat.engines.flower.nodes import Given, Nodes
+from fedflat.engines.flower.remote_federation import RemoteFederation
 from fedflat.engines.flower.server import serve
 from fedflat.experiments.schema import Experiment
 from fedflat.server.aggregates import Middle
@@ -47,6 +52,7 @@ from fedflat.server.uploads import RejectedUpload
 pytestmark = pytest.mark.filterwarnings("ignore:client:UserWarning")
 SIZES = [5, 40, 12, 30]
 EVERYONE = {"participation": None, "rounds": 2}
+STEPS = ff.LocalSGD(lr=0.1, steps=3, batch_size=8)
 
 
 def strictly(rows: list[dict[str, Any]], place: Path) -> None:
@@ -463,6 +469,74 @@ def test_buffers_are_clipped_without_their_counters(tmp_path: Path):
     state = run.model.state_dict()
     assert abs(float(state["1.running_mean"][0])) < 50
     assert int(state["1.num_batches_tracked"]) == round(np.average([2, 10, 4, 8], weights=SIZES))
+
+
+def masked(home: Path, change: Any = None, **more: Any) -> ff.Run:
+    """A federation whose model has a mask of -inf, large whole numbers and a truth table among its buffers."""
+    app = client_app(load, model=lambda shape, classes: Masked())
+    grid = LocalGrid(app, [{"partition-id": n, "state-dir": str(home)} for n in range(CLIENTS)])
+    if change is not None:
+        grid.tamper = from_client(1, edited(change_buffers(change)))
+    nodes = Nodes(grid, CLIENTS, QUICK, samples=True)
+    facts = nodes.wait()
+    roster = RemoteFederation(CLIENTS, facts.shape, facts.classes, facts.vocabulary, federation())
+    engine = Flower(grid, nodes, run="test", patience=QUICK)
+    return ff.train(roster, Masked(), "fedavg", STEPS, rounds=2, engine=engine, **more)
+
+
+def place_of(name: str) -> int:
+    """Where a buffer of `Masked` begins in the vector of all of them."""
+    sizes = [(other, buffer.numel()) for other, buffer in Masked().named_buffers()]
+    return sum(size for _, size in sizes[: [other for other, _ in sizes].index(name)])
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_masks_and_large_whole_numbers_travel(masks: bool, tmp_path: Path, monkeypatch):
+    if not masks:
+        monkeypatch.setattr(Masked, "LEAST", 0.0)
+    run = masked(tmp_path)
+    assert [row["clients"] for row in run.history] == [[0, 1, 2, 3]] * 2
+    same(run, ff.train(federation(), Masked(), "fedavg", STEPS, rounds=2))
+    for name in CONSTANT:
+        assert getattr(run.model, name).equal(getattr(Masked(), name)), name
+
+
+def test_behind_a_mask_of_infinity_no_number_is_too_large(tmp_path: Path):
+    run = masked(tmp_path, lambda values: values.__setitem__(place_of("norm.running_mean"), 3e38))
+    for row in run.history:
+        assert row["clients"] == [0, 2, 3]
+        assert "'buffers' holds 3e+38; no number of an upload may exceed 9.2e+18" in row["rejected"][0]
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "median"])
+@pytest.mark.parametrize("name", ["ids", "few", "truths"])
+def test_one_client_cannot_change_a_table_of_whole_numbers(name: str, aggregate: str, tmp_path: Path):
+    """An index that is off by one would end the training of everybody."""
+
+    def change(values: np.ndarray) -> None:
+        values[place_of(name) :][:2] = [5.0, 17.0]
+
+    run = masked(tmp_path, change, aggregate=aggregate)
+    assert [row["clients"] for row in run.history] == [[0, 1, 2, 3]] * 2
+    for constant in CONSTANT:
+        assert getattr(run.model, constant).equal(getattr(Masked(), constant)), constant
+
+
+def test_whole_numbers_that_every_client_changes_are_averaged():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+            self.register_buffer("seen", torch.tensor(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.seen += len(x)
+            return self.inner(x)
+
+    local = ff.LocalSGD(lr=0.1, epochs=1, batch_size=None)
+    run = ff.train(federation(), Counting(), "fedavg", local, rounds=1, weighting="uniform")
+    assert run.model.seen.item() == round(sum(SIZES) / CLIENTS)
 
 
 # -- a round that would not be finite --------------------------------------------------------------

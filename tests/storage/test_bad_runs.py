@@ -102,6 +102,18 @@ def test_figures_without_the_bad_run(kind: str, runs: Path, fedflat: Fedflat, tm
         assert any("FedSAM" in word for word in words) and not any("caffold" in word for word in words)
 
 
+def test_a_run_that_has_just_begun_stops_no_figure(runs: Path, fedflat: Fedflat, tmp_path: Path):
+    (runs / "worse" / "metrics.jsonl").write_text("")
+    for command in (("curves",), ("sensitivity", "--by", "method"), ("target",)):
+        out = tmp_path / f"{command[0]}.svg"
+        code, said, errors = fedflat("figure", *command[:1], runs, *command[1:], "--out", out)
+        assert (code, errors) == (0, ""), command
+        assert command[0] == "target" or "has no accuracy yet: no round has been tested." in said
+        assert out.stat().st_size > 0
+    code, _, errors = fedflat("figure", "curves", runs / "worse", "--out", tmp_path / "alone.svg")
+    assert code == 2 and one_line(errors) and "no round has been tested" in errors
+
+
 @pytest.mark.parametrize("name", ["flatness.json", "landscape.json"])
 @pytest.mark.parametrize(
     "content", ["[]", "{}", "[" * 100_000, '{"format": "x"}', '{"format": ' + "9" * 5000 + "}"]
@@ -114,6 +126,18 @@ def test_bad_measurements(name: str, content: str, runs: Path, fedflat: Fedflat,
     assert f"Left out: {runs / 'worse' / name}" in said
     code, _, errors = fedflat("figure", command, runs / "worse", "--out", tmp_path / "b.svg")
     assert code == 2 and one_line(errors)
+
+
+# -- paths -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command", ["compare", "report", "resume", "flatness", "run", "sweep", "privacy", "figure"]
+)
+def test_names_that_no_system_has(command: str, fedflat: Fedflat, tmp_path: Path):
+    arguments = ("figure", "curves", "--out", tmp_path / "a.svg") if command == "figure" else (command,)
+    code, _, errors = fedflat(*arguments, "a" * 5000)
+    assert code == 2 and one_line(errors) and "File name too long" in errors
 
 
 # -- brackets ----------------------------------------------------------------------------------------

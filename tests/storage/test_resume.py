@@ -28,7 +28,7 @@ from torch import nn
 
 import fedflat as ff
 from fedflat.cli import main
-from fedflat.data.fingerprint import _checksum, fingerprint
+from fedflat.data.fingerprint import checksum, fingerprint
 from fedflat.engines.workers import shared_memory as arena
 from fedflat.experiments.run import stopping_at_round_end
 from fedflat.storage import run_directory as rundirectory
@@ -380,14 +380,31 @@ NET = """
 import torch
 from torch import nn
 
+import fedflat as ff
+
+LEVEL = 0.5
+
+def lifted(x):
+    return lift(x)
+
+def lift(x):
+    return x + LEVEL
+
 class Base(nn.Module):
     def forward(self, x):
-        return self.last(torch.tanh(self.first(x)) * self.scale)
+        return self.last(lifted(self.bend(torch.tanh(self.first(x)))) * self.scale)
 
 class Net(Base):
-    def __init__(self, scale=1.0, middle=8):
+    def __init__(self, scale=1.0, middle=8, bend=torch.relu):
         super().__init__()
         self.first, self.last, self.scale = nn.Linear(6, middle), nn.Linear(middle, 3), scale
+        self.bend = bend
+
+class Half(ff.Mechanism):
+    name = "half"
+
+    def combine(self, server, update):
+        return update / 2
 
 def loss(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets)
@@ -410,7 +427,7 @@ def loaded(folder: Path, source: str = NET) -> Any:
 def with_net(out: Path, net: Any, data: ff.Federation | None = None, rounds: int = 2, **more: Any) -> ff.Run:
     torch.manual_seed(0)
     model = more.pop("model", None) or net.Net()
-    options = {"loss": net.loss, "local": ff.LocalSGD(lr=0.1), "resume": True, **more}
+    options = {"loss": net.loss, "local": ff.LocalSGD(lr=0.1), "resume": True, "method": net.Half(), **more}
     return ff.train(data or federation(), model, rounds=rounds, out=out, **options)
 
 
@@ -439,6 +456,20 @@ CHANGES: dict[str, tuple[str, Callable[[Any, Path], dict[str, Any]]]] = {
         "loss.code .*: the code of the loss",
         lambda net, place: {"net": loaded(place, NET.replace("return nn.f", "return 2 * nn.f"))},
     ),
+    "a function that the model calls": (
+        "module.code .*: the code of the model",
+        lambda net, place: {"net": loaded(place, NET.replace("return x + LEVEL", "return x - LEVEL"))},
+    ),
+    "a number that such a function takes": (
+        "module.code .*: the code of the model",
+        lambda net, place: {"net": loaded(place, NET.replace("LEVEL = 0.5", "LEVEL = 0.7"))},
+    ),
+    "a function in the model": ("module.layers", lambda net, _: {"model": net.Net(bend=torch.sigmoid)}),
+    "a lambda in the model": ("module.layers", lambda net, _: {"model": net.Net(bend=lambda x: 3 * x)}),
+    "the code of a mechanism": (
+        "mechanism_code .*: the code of a mechanism",
+        lambda net, place: {"net": loaded(place, NET.replace("update / 2", "update / 3"))},
+    ),
     "the loss": ("loss.name loss, not cross_entropy", lambda net, _: {"loss": nn.functional.cross_entropy}),
 }
 
@@ -459,6 +490,20 @@ def test_what_changed_since_a_run_began_is_noticed(change: str, tmp_path: Path):
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+def test_values_that_are_not_trained_are_noticed(tmp_path: Path):
+    """They are in no checkpoint: the module brings them."""
+    out, net = tmp_path / "run", loaded(tmp_path)
+    other = frozen(net.Net())
+    other.first.bias.data.add_(1e-3)
+    torch.manual_seed(0)
+    with_net(out, net, model=frozen(net.Net()))
+    torch.manual_seed(0)
+    same = frozen(net.Net())
+    with pytest.raises(ff.FedflatError, match=r"module\.frozen .*: the parameters that are not trained"):
+        with_net(out, net, model=other, rounds=3)
+    assert len(with_net(out, net, model=same, rounds=3).history) == 3
+
+
 def test_numbers_that_a_loss_closes_over_are_noticed(tmp_path: Path):
     net = loaded(tmp_path)
     with_net(tmp_path / "run", net, loss=net.weighted(1.0))
@@ -474,7 +519,7 @@ def test_comments_layout_and_runs_from_before_make_no_difference(tmp_path: Path)
     assert other != NET
     assert len(with_net(out, loaded(tmp_path, other), rounds=3).history) == 3
     about = json.loads((out / "run.json").read_text())
-    for key in ("module", "loss", "on_divergence"):
+    for key in ("module", "loss", "on_divergence", "mechanism_code"):
         del about[key]
     del about["federation"]["fingerprint"]
     (out / "run.json").write_text(json.dumps(about))
@@ -493,10 +538,10 @@ def test_the_fingerprint_reads_all_of_it_or_blocks_of_what_is_huge(monkeypatch):
     assert fingerprint(ff.Federation([(x.t().contiguous().t(), y)])) == fingerprint(plain)
     monkeypatch.setattr("fedflat.data.fingerprint.BLOCK", 400)
     whole = zlib.crc32(x.numpy().tobytes(), zlib.crc32(b"torch.float32 (500, 10)"))
-    assert _checksum([x]) == whole
+    assert checksum([x]) == whole
     monkeypatch.setattr("fedflat.data.fingerprint.MOST", 10_000)  # every second block
     half = b"".join(x[n : n + 10].numpy().tobytes() for n in range(0, 500, 20))
-    assert _checksum([x]) == zlib.crc32(half, zlib.crc32(b"torch.float32 (500, 10)"))
+    assert checksum([x]) == zlib.crc32(half, zlib.crc32(b"torch.float32 (500, 10)"))
 
 
 def test_two_processes_cannot_write_one_run(tmp_path: Path):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import Diverged, FedflatError
+from ..errors import Diverged, FedflatError, shortened
 
 # Importing them adds their commands, in the order of the help.
 # isort: off
@@ -70,9 +70,9 @@ def main() -> None:
         _say(str(mistake))
         sys.exit(3 if isinstance(mistake, Diverged) else 2)
     except OSError as lack:
-        if lack.errno not in LACKS:
+        if lack.filename is None and lack.errno not in LACKS:
             raise
-        _say(f"{lack.filename or 'A file'} cannot be used: {lack.strerror}.")
+        _say(f"{shortened(str(lack.filename or 'A file'))} cannot be used: {lack.strerror or lack}.")
         sys.exit(2)
     except KeyboardInterrupt:
         make_console(stderr=True).print("Interrupted.")

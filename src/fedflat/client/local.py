@@ -32,6 +32,8 @@ class Local:
     """what came beside the model, by name"""
     state: dict[str, Tensor]
     """what the client keeps between rounds: replace vectors, do not change them in place"""
+    buffers: Tensor | None
+    """the model's buffers as the round began; None where it has none"""
     seed: int
     secret: bytes | None = None
     """the node's, in a real federation: what no other party can know is drawn from it"""

@@ -160,7 +160,10 @@ class ClientRound:
 
     def _receive(self, client: int, shard: Shard, download: Download, state: dict[str, Tensor]) -> Local:
         """Begin the round: what mechanisms see of it, with the model and its buffers as received."""
-        steps = self.optimiser.steps_for(len(shard))
+        state, steps = dict(state), self.optimiser.steps_for(len(shard))
+        kept = state.pop("buffers", None)
+        given = {"reset": self.initial_buffers, "local": download.buffers if kept is None else kept}
+        buffers = given.get(self.buffers, download.buffers)
         local = self.local = Local(
             layout=self.model.layout,
             at=self.w,
@@ -173,12 +176,10 @@ class ClientRound:
             start=download.start,
             received=Received(download.values),
             state=Kept(state),
+            buffers=buffers,
             seed=self.seed,
             secret=self.secret,
         )
-        kept = local.state.pop("buffers", None)
-        given = {"reset": self.initial_buffers, "local": download.buffers if kept is None else kept}
-        buffers = given.get(self.buffers, download.buffers)
         self.model.write_buffers(buffers)
         self.model.module.train()
         self.w.vector.copy_(download.start)

@@ -101,15 +101,28 @@ class Unsent:
                 )
 
 
-def check_real(module: nn.Module) -> None:
-    """Refuse complex numbers, of which a conversion to floats would silently drop a part."""
+def check_numbers(module: nn.Module, dtype: torch.dtype) -> None:
+    """Refuse what a dense vector of floats would silently lose a part of: complex, sparse and too large numbers."""
+    name, largest = type(module).__name__, torch.finfo(dtype).max
     named = [("parameter", n, p) for n, p in module.named_parameters()]
-    for kind, name, tensor in [*named, *(("buffer", n, b) for n, b in module.named_buffers())]:
+    for kind, place, tensor in [*named, *(("buffer", n, b) for n, b in module.named_buffers())]:
         if tensor.is_complex():
             raise FedflatError(
-                f"{type(module).__name__} has the complex {kind} '{name}', and models here are of real numbers: keep "
-                "its real and imaginary part, with torch.view_as_real, and join them in forward."
+                f"{name} has the complex {kind} '{place}', and models here are of real numbers: keep its real and "
+                "imaginary part, with torch.view_as_real, and join them in forward."
             )
+        if tensor.layout != torch.strided:
+            raise FedflatError(
+                f"{name} has the sparse {kind} '{place}', and vectors here are dense: make it dense with to_dense(), "
+                "or a plain attribute if training leaves it as it is."
+            )
+        if tensor.is_floating_point() and torch.finfo(tensor.dtype).max > largest:
+            beyond = tensor.detach().abs()
+            if bool(((beyond > largest) & beyond.isfinite()).any()):
+                raise FedflatError(
+                    f"{name} has numbers above {largest:.2g} in its {kind} '{place}', which {dtype} cannot hold: "
+                    "give dtype=torch.float64, or smaller ones."
+                )
 
 
 def _all_buffers(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import FedflatError
-from .buffers import Buffers, check_real
+from .buffers import Buffers, check_numbers
 
 Pieces = list[Tensor] | tuple[Tensor, ...]
 """A flat vector as one tensor per parameter."""
@@ -184,7 +184,7 @@ class FlatModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_real(module)
+        check_numbers(module, dtype)
         self.module = module.to(device=device, dtype=dtype)
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not named:
@@ -271,8 +271,8 @@ class FlatModel:
         given = _copy_lying_alike(inputs) if writes is None else inputs
         version = given._version
         outputs = self.module(given)
-        if writes is None:
-            self._writes[mode] = given._version != version
+        if writes is None:  # `x.data` and numpy write without being counted
+            self._writes[mode] = given._version != version or not torch.equal(given, inputs)
         elif given._version != version:
             raise FedflatError(
                 f"{type(self.module).__name__} changes some of its inputs in place, and not the first one, so the "

@@ -58,9 +58,12 @@ class Shard:
             yield self.batch(first, size)
 
     def batch(self, first: int, size: int) -> tuple[Tensor, Tensor]:
-        """Some samples in order, prepared for evaluation."""
+        """Some samples in order, prepared for evaluation: a copy, whatever a model does with it."""
         inputs, targets = self.stored(first, first + size)
-        return self.pipeline.test(inputs), targets
+        prepared = self.pipeline.test(inputs)
+        if self.index is not None:
+            return prepared, targets
+        return prepared.clone() if prepared is inputs else prepared, targets.clone()
 
     def group_numbers(self, first: int, size: int) -> Tensor | None:
         """The groups of some samples in order."""

@@ -22,10 +22,11 @@ BLOCK = 2**20
 
 def fingerprint(federation: Federation) -> str:
     """Eight digits; a resumed run must have them again."""
-    return f"{_checksum(federation.arrays()):08x}"
+    return f"{checksum(federation.arrays()):08x}"
 
 
-def _checksum(tensors: Iterable[Tensor]) -> int:
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """A number that changes with types, shapes and entries."""
     total = 0
     for tensor in tensors:
         total = crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), total)

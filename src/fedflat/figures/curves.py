@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FedflatError, nearest
-from ..experiments.compare import REPORTED
+from ..experiments.compare import REPORTED, leave_out
 from .footnote import noted
 from .lines import draw_against, line_of
 from .style import legend_above, look, panels
@@ -51,8 +51,11 @@ def learning_curves(
     trials = gather(runs)
     lines = [line_of(one, lambda row: _value(row, value), against, smooth) for one in trials]
     missing = [one.name for one, line in zip(trials, lines, strict=True) if line is None]
-    if missing:
-        raise FedflatError(f"{missing[0]} has no {value.replace('_', ' ')} yet: no round has been tested.")
+    untested = [f"{name} has no {value.replace('_', ' ')} yet: no round has been tested." for name in missing]
+    if len(missing) == len(trials):
+        raise FedflatError(untested[0])
+    for sentence in untested:
+        leave_out(sentence)
     label, scale = VALUES[value]
     if value in TESTED and any(one.by_clients for one in trials):
         label = label.removeprefix("test ")

@@ -11,7 +11,17 @@ import numpy as np
 
 from ..data.partitions.text import partition_parts
 from ..errors import FedflatError, nearest
-from ..experiments.compare import REPORTED, Group, Mean, _mean, _names, compare, describe, find_runs
+from ..experiments.compare import (
+    REPORTED,
+    Group,
+    Mean,
+    _mean,
+    _names,
+    compare,
+    describe,
+    find_runs,
+    leave_out,
+)
 from ..methods.text import as_method, method_terms
 from ..storage.metrics_file import read_metrics
 from .footnote import noted
@@ -42,7 +52,7 @@ def sensitivity(
     A line for everything else that differs, but for settings that change `along_with` it; bars are the deviation over
     seeds. With `measures` a panel for each, as last recorded.
     """
-    groups = compare(find_runs([runs] if isinstance(runs, str | Path) else runs), last)
+    groups = _tested_ones(compare(find_runs([runs] if isinstance(runs, str | Path) else runs), last))
     values, form = _as_numbers([setting(group.runs[0], by) for group in groups])
     lines: dict[str, list[int]] = {}
     rests = [_without(_described(group.runs[0]), [by, *along_with]) for group in groups]
@@ -58,6 +68,19 @@ def sensitivity(
             panel.set(xlabel=_label(by) + form, ylabel=measure or f"{_tested(groups)}, last {last} (%)")
         legend_above(figure, axes)
     return figure
+
+
+def _tested_ones(groups: Sequence[Group]) -> list[Group]:
+    """Those with an accuracy; the others are named, and alone they are a mistake."""
+    tested = [group for group in groups if group.last is not None]
+    untested = [
+        f"{one.name} has no accuracy yet: no round has been tested." for one in groups if one.last is None
+    ]
+    if not tested:
+        raise FedflatError(untested[0])
+    for sentence in untested:
+        leave_out(sentence)
+    return tested
 
 
 def _tested(groups: Sequence[Group]) -> str:
@@ -125,8 +148,6 @@ def _without(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 def _result(group: Group, measure: str | None) -> Mean:
     if measure is None:
-        if group.last is None:
-            raise FedflatError(f"{group.name} has no accuracy yet: no round has been tested.")
         return group.last
     found = []
     for run in group.counted:

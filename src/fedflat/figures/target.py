@@ -89,9 +89,11 @@ def cost_to_target(
 
 
 def _reached_by_all(trials: Sequence[Trials]) -> float:
-    histories = [history for one in trials for history in one.histories]
-    best = [max((row.get("accuracy") or 0.0 for row in history), default=0.0) for history in histories]
-    whole = math.floor(100 * min(best) + 1e-9)  # 0.57 is 57 %, though 100 * 0.57 is a little less
+    histories = [[row.get("accuracy") for row in history] for one in trials for history in one.histories]
+    tested = [[value for value in history if value is not None] for history in histories]
+    best = [max(history) for history in tested if history]  # a run that has just begun has none
+    lowest = 100 * min(best, default=0.0)
+    whole = math.floor(lowest + 1e-9)  # 0.57 is 57 %, though 100 * 0.57 is a little less
     if whole < 1:
         raise FedflatError("No accuracy is reached by all runs: give a target, such as 0.8.")
     return whole / 100

@@ -370,7 +370,7 @@ class Server:
         if upload.buffers is not None:
             self.add("buffers", upload.buffers, weight)
             self.count("buffers", weight)
-            self._agree(upload.buffers)
+            self._agree(upload.buffers, weight)
         for mechanism in self._receivers:
             mechanism.receive(self, upload)
 
@@ -423,8 +423,11 @@ class Server:
             mechanism.finish(self)
         untouched.check("`combine` is where the update can be changed")
 
-    def _agree(self, buffers: Tensor) -> None:
-        """Note which entries of all uploaded buffers are the same."""
+    def _agree(self, buffers: Tensor, weight: float) -> None:
+        """Note which entries of all uploaded buffers are alike, and how much weight left them as they were."""
+        if self.rules is not None and self.buffers is not None:
+            self.add("unchanged buffers", torch.eq(buffers, self.buffers).to(buffers.dtype), weight)
+            self.count("unchanged buffers", weight)
         if self._agreed is None:
             self._agreed = buffers.clone(), torch.ones_like(buffers, dtype=torch.bool)
         else:
@@ -432,16 +435,21 @@ class Server:
             same.logical_and_(buffers == first)
 
     def _next_buffers(self) -> Tensor:
-        """The average; but what no client changed stays as it was, and whole numbers that all agree on are that."""
+        """The average; but what no client changed stays as it was, and whole numbers that all agree on are that.
+
+        A whole number that half of the round left as it was stays too: it may be an index, of which an average with
+        one client's word would be none.
+        """
         average = self.total("buffers").div_(self.counted("buffers"))
         assert self._agreed is not None
         assert self.buffers is not None
         first, same = self._agreed
         if self.rules is None:
-            same = same & torch.eq(first, self.buffers)
-        else:
-            same = same & (torch.eq(first, self.buffers) | ~self.rules.averaged)
-        return torch.where(same, first, average)
+            return torch.where(same & torch.eq(first, self.buffers), first, average)
+        whole = ~self.rules.averaged
+        average = torch.where(same & (torch.eq(first, self.buffers) | whole), first, average)
+        constant = whole & (2 * self.total("unchanged buffers") >= self.counted("unchanged buffers"))
+        return torch.where(constant, self.buffers, average)
 
     def _fold_middle(self, middle: Middle | None) -> None:
         """Take the middle of what was held as the round's update."""
@@ -454,7 +462,7 @@ class Server:
             self.add("buffers", middle(buffers))
             self.count("buffers", 1.0)
             for one in buffers:
-                self._agree(one)
+                self._agree(one, 1.0)
 
     def _not_finite(self, before: Mapping[str, Value | None], buffers: Tensor | None) -> str | None:
         """What the next round would depend on and is no longer finite; a number may have been infinite before."""

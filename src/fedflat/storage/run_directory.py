@@ -63,6 +63,8 @@ NOTICED = {
     "federation.fingerprint": "the data is not what it was",
     "module.layers": "the model's layers are not what they were",
     "module.code": "the code of the model's classes is not what it was",
+    "module.frozen": "the parameters that are not trained are not what they were",
+    "mechanism_code": "the code of a mechanism is not what it was",
     "loss.code": "the code of the loss is not what it was",
 }
 """The meaning of a digest that differs when a run is resumed."""

@@ -74,6 +74,11 @@ class TrainingLoop:
             raise FedflatError(
                 "The model holds NaN or infinite weights before the first round: give finite ones."
             )
+        if self.server.buffers is not None and bool(self.server.buffers.isnan().any()):
+            raise FedflatError(
+                "The model holds NaN in a buffer before the first round, which no average passes: give it numbers, "
+                "or make it a plain attribute where training leaves it as it is."
+            )
         for row in reversed(self.history):
             self._lost += bool(row.get("undone"))
             if row["clients"] and not row.get("undone"):

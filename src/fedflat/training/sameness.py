@@ -1,18 +1,22 @@
-"""What a run is trained with, as far as can be told: its module, its loss; for resuming it in another process."""
+"""What identifies a run's module, loss and mechanisms, as far as can be told; for resuming it in another process."""
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 from zlib import crc32
 
 from torch import nn
+
+from ..data.fingerprint import checksum
 
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 """What of a source is not its meaning."""
@@ -20,13 +24,21 @@ PLAIN = (int, float, str, bool, type(None))
 
 
 def of_module(module: nn.Module) -> dict[str, str]:
-    """What identifies a module: its layers with their settings, and the code of classes that are no library's."""
+    """What identifies a module: its layers and their settings, the code of classes of its own, its frozen values."""
     layers = [f"{name} {_named(type(part))} {_settings(part)}" for name, part in module.named_modules()]
     state = [f"{name} {tuple(value.shape)}" for name, value in module.state_dict().items()]
     trained = [f"{name} {value.requires_grad}" for name, value in module.named_parameters()]
     classes = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__)
     code = [text for kind in classes for text in _code_of_class(kind)]
-    return {"layers": _digest([*layers, *state, *trained]), "code": _digest(code)}
+    found = {"layers": _digest([*layers, *state, *trained]), "code": _digest(code)}
+    frozen = [value.detach().flatten() for value in module.parameters() if not value.requires_grad]
+    return {**found, "frozen": f"{checksum(frozen):08x}"} if frozen else found
+
+
+def of_mechanisms(mechanisms: Iterable[object]) -> str:
+    """What identifies mechanisms of a person's own: their code."""
+    kinds = dict.fromkeys(kind for mechanism in mechanisms for kind in type(mechanism).__mro__)
+    return _digest(text for kind in kinds for text in _code_of_class(kind))
 
 
 def of_loss(loss: Callable[..., Any]) -> dict[str, str]:
@@ -51,10 +63,15 @@ def _named(kind: type) -> str:
 
 
 def _settings(module: nn.Module) -> str:
-    """Those of one layer, without addresses, which differ from process to process."""
-    own = {} if _is_library(type(module)) else {k: v for k, v in vars(module).items() if k != "training"}
-    plain = {name: value for name, value in own.items() if name[:1] != "_" and isinstance(value, PLAIN)}
-    return re.sub(r" at 0x[0-9a-f]+", "", f"{module.extra_repr()} {plain}")
+    """Those of one layer, functions among them, without addresses, which differ from process to process."""
+    own = {name: v for name, v in vars(module).items() if name[:1] != "_" and name != "training"}
+    plain = {} if _is_library(type(module)) else {k: v for k, v in own.items() if isinstance(v, PLAIN)}
+    functions = {name: [_name(v), *_code(v)] for name, v in own.items() if _is_function(v)}
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{module.extra_repr()} {plain} {functions or ''}")
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, functools.partial) or inspect.isroutine(value)
 
 
 def _is_library(thing: Any) -> bool:
@@ -81,23 +98,31 @@ def _code_of_class(kind: type) -> Iterator[str]:
             yield from _code(function)
 
 
-def _code(function: Any) -> Iterator[str]:
-    """The code of a function that is no library's, with the numbers that it has at hand."""
+def _code(function: Any, seen: frozenset[Any] = frozenset()) -> Iterator[str]:
+    """The code of a function that is no library's, of those that it calls, and the numbers that it has at hand."""
     if isinstance(function, functools.partial):
         yield repr([*function.args, *function.keywords.items()])
-        yield from _code(function.func)
+        yield from _code(function.func, seen)
     elif not inspect.isfunction(function):
         if not inspect.isbuiltin(function) and not isinstance(function, type):
             yield repr({k: v for k, v in getattr(function, "__dict__", {}).items() if isinstance(v, PLAIN)})
             yield from (text for kind in type(function).__mro__ for text in _code_of_class(kind))
-    elif not _is_library(function):
+    elif not _is_library(function) and function.__code__ not in seen:
         yield _source(function)
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-        at_hand = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
+        scope = [function.__globals__.get(name) for name in _globals(function.__code__)]
+        at_hand = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells, *scope]
         yield repr([value for value in at_hand if isinstance(value, PLAIN)])
-        for value in cells:
-            if inspect.isfunction(value) and value is not function:
-                yield _source(value)
+        for value in at_hand:
+            if inspect.isfunction(value):
+                yield from _code(value, seen | {function.__code__})
+
+
+def _globals(code: CodeType) -> list[str]:
+    """The names that code takes from its module, functions within it included."""
+    found = dict.fromkeys(str(i.argval) for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
+    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _globals(const)]
+    return list(dict.fromkeys([*found, *inner]))
 
 
 def _is_filled(cell: Any) -> bool:

@@ -39,7 +39,7 @@ from ..storage.run_files import is_begun, read_settings
 from .callbacks import Callback, Callbacks, OnRound, RoundsOnDisk
 from .loop import TrainingLoop
 from .record import RoundRecord
-from .sameness import of_loss, of_module
+from .sameness import of_loss, of_mechanisms, of_module
 from .settings import TrainingSettings, takes_settings
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ def train(
             about = {
                 "method": method.name,
                 "mechanisms": str(method),
+                "mechanism_code": of_mechanisms(method.mechanisms),
                 "federation": {**federation.about(), "fingerprint": print_of_data},
                 "model": model if isinstance(model, str) else type(module).__name__,
                 **({} if isinstance(model, str) else {"module": of_module(model)}),

@@ -21,7 +21,6 @@ from ...core.flat import FlatModel
 from ...core.messages import Download, Upload, unpack_download
 from ...data.federation import Federation
 from ...errors import FedflatError
-from ...methods.mechanism import overrides
 from ...methods.mechanisms import PrivateUploads
 from ...methods.text import as_method
 from ...models import build_model
@@ -253,14 +252,13 @@ def _download(content: RecordDict, order: ConfigRecord, training: ClientRound, r
 def _tell(upload: Upload, training: ClientRound, kept: KeptState, reply: Reply) -> None:
     """Say in the node's log what was done, and name everything that leaves."""
     place = f"client {upload.client}, round {upload.round}"
-    for mechanism in (m for m in training.method.mechanisms if overrides(m, "leave")):
-        zeroed = training.local.memo.get(mechanism)
-        if isinstance(mechanism, PrivateUploads) and zeroed:
+    for mechanism in (m for m in training.method.mechanisms if isinstance(m, PrivateUploads)):
+        if zeroed := training.local.memo.get(mechanism):
             count = kept.count_zeroed(len(zeroed))
             say(
                 logging.WARNING,
-                f"{place}: {', '.join(zeroed)} held NaN or infinite values and leave as zeros ({count} vectors of "
-                "this run so far).",
+                f"{place}: {', '.join(zeroed)} held NaN or infinite values and leave as zeros, buffers as received "
+                f"({count} vectors of this run so far).",
             )
     before = f"accuracy {upload.report['accuracy']:.1%} before, " if "accuracy" in upload.report else ""
     state = ", state kept" if "receipt" in reply else ""

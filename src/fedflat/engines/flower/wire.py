@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
+from ...core.finite import is_finite
 from ...core.messages import NUMBERS, Upload, unpack_upload
 from ...core.vector_memory import memory
 from ...errors import FedflatError
@@ -155,11 +156,13 @@ def _report(content: RecordDict) -> dict[str, float]:
 def _check_range(name: str, vector: Tensor) -> None:
     """No entry may be so large that sums and squares of a round overflow: one client could undo every round.
 
-    That is the fourth root of what a float can be, 4e9 in single precision. NaN and infinity the server refuses.
+    That is the fourth root of what a float can be, 4e9 in single precision; of buffers, which nobody squares and
+    which may be whole numbers, what 64 bits hold. NaN and infinity the server refuses, but for a mask's.
     """
-    largest = max(map(abs, (bound.item() for bound in torch.aminmax(vector)))) if len(vector) else 0.0
-    most = torch.finfo(vector.dtype).max ** 0.25
-    if most < largest < math.inf:
+    finite = vector if is_finite(vector) else vector[torch.isfinite(vector)]
+    largest = finite.abs().max().item() if len(finite) else 0.0
+    most = 2.0**63 if name == "buffers" else torch.finfo(vector.dtype).max ** 0.25
+    if largest > most:
         raise Malformed(f"'{name}' holds {largest:.2g}; no number of an upload may exceed {most:.2g}.")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.finite import is_as_finite
 from ...core.parameters import number
 from ...core.randomness import key
 from ...core.vector_memory import memory
@@ -27,8 +28,8 @@ class PrivateUploads(Mechanism):
     `noise` is σ, `clip` is C for the update and `clip_extra` for each vector that a method uploads beside it, by
     default the same. The noise is added on the client, so the server is not trusted either; what is made of an upload
     later cannot weaken it. Losses, passes and the number of samples are withheld: all clients weigh the same. A
-    vector that holds NaN or infinity leaves as zeros, since noise hides neither. `fedflat privacy` says which ε that
-    is, and what it does not cover.
+    vector that holds NaN or infinity leaves as zeros, since noise hides neither, and buffers that have come to hold
+    them leave as they were received. `fedflat privacy` says which ε that is, and what it does not cover.
     """
 
     clip: float = number(default=1.0, above=0)
@@ -41,14 +42,15 @@ class PrivateUploads(Mechanism):
         extra = self.clip if self.clip_extra is None else self.clip_extra
         upload.update = self._private(local, "update", upload.update, self.clip, zeroed)
         upload.vectors = {n: self._private(local, n, v, extra, zeroed) for n, v in upload.vectors.items()}
-        if upload.buffers is not None and not bool(torch.isfinite(upload.buffers).all()):
-            upload.buffers = torch.zeros_like(upload.buffers)
+        if upload.buffers is not None and not is_as_finite(upload.buffers, local.buffers):
+            upload.buffers = local.buffers  # a mask of -inf is no reason to withhold them
             zeroed.append("buffers")
         upload.samples, upload.loss = 1, math.nan
         upload.forward = upload.backward = upload.spared_forward = upload.spared_backward = 0
         if zeroed and local.secret is None:  # a node has a log of its own for that
             warnings.warn(
-                "private-uploads: vectors that hold NaN or infinite values leave as zeros. A lower lr may help.",
+                "private-uploads: vectors that hold NaN or infinite values leave as zeros, buffers as received. A "
+                "lower lr may help.",
                 stacklevel=2,
             )
 
