@@ -1,5 +1,6 @@
 """The public names and where they live; the package imports each when it is first asked for."""
 
+from . import figures as figures
 from .client.settings import LocalSGD as LocalSGD
 from .client.step import Local as Local, Step as Step
 from .core.flat import FlatModel as FlatModel
