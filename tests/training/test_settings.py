@@ -125,7 +125,7 @@ def test_options_arrive(tmp_path: Path):
         "--over-bound clip --max-share 0.5 --checkpoint-every 2 --state-memory 1MiB --measure drift "
         "--measure distance"
     )
-    bound = ("--norm-bound", "{update: median:3}")
+    bound = ("--norm-bound", "{update: median:3}", "--measure", "{sharpness: {every: 2}}")
     command = [sys.executable, "-m", "fedflat", "run", "-m", "fedavg", *given.split(), *bound]
     done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -134,7 +134,7 @@ def test_options_arrive(tmp_path: Path):
     assert (about["oracle"], about["dtype"], about["fast"]) == ("autograd", "float64", False)
     assert (about["buffers"], about["over_bound"], about["max_share"]) == ("local", "clip", 0.5)
     assert about["norm_bound"] == {"update": "median:3"}
-    assert about["measure"] == ["drift", "distance"]
+    assert about["measure"] == ["drift", "distance", {"sharpness": {"every": 2}}]
     assert about["how"] == {
         "engine": "inprocess", "device": "cpu", "threads": 1, "state_memory": "1MiB", "checkpoint_every": 2,
     }  # fmt: skip

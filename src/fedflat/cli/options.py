@@ -160,6 +160,7 @@ def changes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for _, key, field in _settings():
         value, facts = settings[field.name], field.metadata
-        parsed = isinstance(value, str) and "bounds" in facts
-        changes[key] = parse_value(value) if parsed else value
+        if isinstance(value, str) and "bounds" in facts:
+            value = parse_value(value)
+        changes[key] = [parse_value(one) for one in value] if isinstance(value, list) else value
     return changes

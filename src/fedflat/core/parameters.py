@@ -37,7 +37,7 @@ def number(
         below: what no value reaches.
         optional: whether it may be None; a word is how files and options write None.
         whole: whether it is a whole number.
-        pattern: of texts that stand for a number, such as `2GiB`; whoever reads them checks more.
+        pattern: of texts that stand for a number, as `2GiB` does; whoever reads them checks more.
         by_name: whether a mapping may give one to every name.
         help: what it means, as a clause.
     """

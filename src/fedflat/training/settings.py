@@ -87,7 +87,7 @@ class TrainingSettings:
         optional=True,
         pattern=r"^median(:\d+(\.\d+)?)?$",
         by_name=True,
-        help="how long an uploaded vector may be: one number, or one by name, such as {update: 5}; median:5 is five "
+        help="how long an uploaded vector may be: one number, or one by name ({update: 5}); median:5 is five "
         "times the median length of earlier rounds. The bound of buffers is how far statistics may go in a round",
     )
     over_bound: str = choice(
@@ -121,7 +121,7 @@ class TrainingSettings:
         at_least=0,
         optional=True,
         pattern=r".",
-        help="memory for what is kept per client, such as 2GiB; the rest is on disk, in the run directory or TMPDIR",
+        help="memory for what is kept per client, as 2GiB; the rest is on disk, in the run directory or TMPDIR",
     )
     checkpoint_every: int | None = number(
         default=None,
@@ -131,8 +131,8 @@ class TrainingSettings:
         help="rounds from one checkpoint to the next; by default less than 2 % of the time is spent on them",
     )
     measure: Sequence[str | Mapping[str, Any]] = entries(
-        help="flatness to record, such as [distance, drift, {sharpness: {every: 10, samples: 2000}}]; distance and "
-        "drift come from the uploads in every round, at next to no cost, others by default in every tenth"
+        help="flatness to record, as [distance, drift, {sharpness: {every: 10, samples: 2000}}]; distance and drift "
+        "come from the uploads in every round, at next to no cost, others by default in every tenth"
     )
 
     HOW: ClassVar[tuple[str, ...]] = ("device", "threads", "state_memory", "checkpoint_every")
@@ -171,5 +171,5 @@ def takes_settings(function: Function) -> Function:
 
 
 def _told(facts: Mapping[str, Any]) -> str:
-    words = "".join(f" `{word!r}`," for word in facts.get("words", ())).replace("'", '"')
-    return f"{facts['help']}.{words and f' One of{words}'.rstrip(',') + '.'}"
+    words = [f'`"{word}"`' for word in facts.get("words", ())]
+    return f"{facts['help']}." + (f" One of {', '.join(words)}." if words else "")

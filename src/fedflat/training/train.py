@@ -115,12 +115,12 @@ def train(
         callbacks: objects that look on, each a `Callback` with `begin(run)`, `round(record)` and `end(run)`; where
             `round` returns True, the run ends as with `stop`.
         overlap: whether workers without a client may test a round's model while the next round trains. The numbers
-            are the same, but callbacks are told a round later then, when `record.server` has gone on. By default only
+            are the same, but callbacks are told a round later, when `record.server` has moved on. By default only
             where none of them could tell.
         on_measure: told the name of a measure that is being taken, and `""` when it is done.
         experiment: the experiment that this run is, as in its file: kept in `out`, for `fedflat resume`.
         notes: sentences to keep in `out`, in run.json, with those that the federation has as `caveats`.
-        **settings: every field of `TrainingSettings`, such as `rounds=100` and `seed=0`:
+        **settings: every field of `TrainingSettings`:
     """
     chosen = TrainingSettings.of(settings)
     _check_kinds(federation, model, local)
