@@ -305,8 +305,8 @@ def test_vectors_that_are_not_finite_leave_as_zeros_and_noise(tmp_path: Path, to
                 assert 0.25 < float(vector.std()) < 1.0
     warned = [line for line in told if "NaN or infinite values" in line]
     assert warned[0] == (
-        "client 1, round 0: update, control, buffers held NaN or infinite values and leave as zeros (3 vectors of "
-        "this run so far)."
+        "client 1, round 0: update, control, buffers held NaN or infinite values and leave as zeros, buffers as "
+        "received (3 vectors of this run so far)."
     )
     assert sum("client 1" in line for line in warned) == 2
     assert (tmp_path / "test" / "client-1" / "zeroed").read_text() == "6"
