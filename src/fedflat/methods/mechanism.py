@@ -76,6 +76,18 @@ class Correction:
             d.add_(vector, alpha=weight)
 
 
+@dataclass(frozen=True)
+class Noise:
+    """What a mechanism's `leave` does to every vector that leaves a client: `v min(1, C/‖v‖) + N(0, σ²C²)`."""
+
+    clip: float
+    """`C` of the update"""
+    noise: float
+    """the multiplier σ"""
+    clip_extra: float | None = None
+    """`C` of the vectors beside it, if that is another"""
+
+
 STAGES = {
     "shift": ("extrapolate", "ascend"),
     "direction": ("mix", "blend", "correct", "pull"),
@@ -106,6 +118,8 @@ class Contract:
     """backward passes added to every local step"""
     mean_gradient: bool = False
     """whether updates are divided by `Σ_k η_k`, which makes a mean gradient of them where clients train by SGD"""
+    noise: Noise | None = None
+    """on everything that leaves a client, if its `leave` adds any"""
     stage: Mapping[str, str] = field(default_factory=dict)
     """where it stands in a phase, such as {"shift": "ascend"}: see `STAGES`"""
 

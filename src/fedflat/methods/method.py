@@ -12,7 +12,7 @@ import torch
 
 from ..errors import FedflatError
 from .checks import named
-from .mechanism import STAGES, Contract, Mechanism, overrides, registry
+from .mechanism import STAGES, Contract, Mechanism, Noise, overrides, registry
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,12 @@ class Method:
             client=tuple(name for c in contracts for name in c.client),
             server_per_client=tuple(name for c in contracts for name in c.server_per_client),
         )
+
+    @cached_property
+    def noise(self) -> Noise | None:
+        """The noise on everything that leaves; where others change an upload after it, none is certain."""
+        leaving = [c for m, c in zip(self.mechanisms, self.contracts, strict=True) if overrides(m, "leave")]
+        return leaving[-1].noise if leaving else None
 
     @cached_property
     def down(self) -> tuple[str, ...]:
@@ -189,6 +195,18 @@ def _givers_of(name: str) -> str:
         except Exception:  # has parameters without defaults, or is half written
             continue
     return f" Add {' or '.join(sorted(givers))}." if givers else ""
+
+
+def noisy_mechanisms() -> str:
+    """The names of the known mechanisms that add noise to what leaves a client."""
+    return " or ".join(sorted(kind.name for kind in registry.values() if _adds_noise(kind)))
+
+
+def _adds_noise(kind: type[Mechanism]) -> bool:
+    try:
+        return kind().contract().noise is not None
+    except Exception:  # has parameters without defaults, or is half written
+        return False
 
 
 def _written(mechanism: Mechanism) -> str:

@@ -21,7 +21,6 @@ from ...core.flat import FlatModel
 from ...core.messages import Download, Upload, unpack_download
 from ...data.federation import Federation
 from ...errors import FedflatError
-from ...methods.mechanisms import PrivateUploads
 from ...methods.text import as_method
 from ...models import build_model
 from ...models.conv.conv2d import set_column
@@ -252,8 +251,8 @@ def _download(content: RecordDict, order: ConfigRecord, training: ClientRound, r
 def _tell(upload: Upload, training: ClientRound, kept: KeptState, reply: Reply) -> None:
     """Say in the node's log what was done, and name everything that leaves."""
     place = f"client {upload.client}, round {upload.round}"
-    for mechanism in (m for m in training.method.mechanisms if isinstance(m, PrivateUploads)):
-        if zeroed := training.local.memo.get(mechanism):
+    for mechanism, contract in zip(training.method.mechanisms, training.method.contracts, strict=True):
+        if contract.noise is not None and (zeroed := training.local.memo.get(mechanism)):
             count = kept.count_zeroed(len(zeroed))
             say(
                 logging.WARNING,

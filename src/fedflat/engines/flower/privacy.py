@@ -13,10 +13,8 @@ with multiplier `σ/(2√(V T))`, whatever the rounds have to do with each other
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +26,8 @@ from ...client.round import ClientRound
 from ...core.flat import FlatModel
 from ...data.federation import Federation
 from ...errors import FedflatError, MissingExtra
-from ...methods.mechanisms import PrivateUploads
-from ...methods.method import Method
+from ...methods.mechanism import Noise
+from ...methods.method import Method, noisy_mechanisms
 from ...server.participation import Participation
 from ...server.server import Server
 
@@ -97,7 +95,7 @@ class Leaving:
     """vectors that stay on the client"""
     held: tuple[str, ...]
     """vectors that the server keeps of every single client"""
-    private: PrivateUploads | None
+    private: Noise | None
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -123,7 +121,6 @@ def leaving(
     report: bool = True,
 ) -> Leaving:
     """What leaves a client, found by looking at replies."""
-    noisy = [m for m in method.mechanisms if isinstance(m, PrivateUploads)]
     # enough steps to see some samples again, which some methods need fewer passes for
     steps, batch_size = None if local.steps is None else 12, None if local.batch_size is None else 2
     small = LocalSGD(lr=0.05, epochs=local.epochs, steps=steps, batch_size=batch_size)
@@ -144,12 +141,12 @@ def leaving(
             raise FedflatError(f"A client's reply holds '{name}' ({part}), and nobody has said what that is.")
         found.append(Field(part, name, meaning, depends, noise))
     cost = method.cost
-    return Leaving(tuple(found), cost.client, cost.server_per_client, noisy[-1] if noisy else None)
+    return Leaving(tuple(found), cost.client, cost.server_per_client, method.noise)
 
 
 def withholds_samples(method: Method) -> bool:
     """Whether no reply says how many samples there are."""
-    return any(isinstance(m, PrivateUploads) for m in method.mechanisms)
+    return method.noise is not None
 
 
 def hello(method: Method) -> tuple[Field, ...]:
@@ -224,7 +221,7 @@ def uncovered(method: Method, local: LocalOptimiser, buffers: str, has_buffers: 
     """Sentences for everything that leaves a client without noise; empty if nothing does."""
     found = leaving(method, local, buffers, has_buffers)
     if found.private is None:
-        return [f"{method.name} uploads vectors as they are: add private-uploads(clip=1, noise=1)."]
+        return [f"{method.name} uploads vectors as they are: add {noisy_mechanisms()}(clip=1, noise=1)."]
     if not found.private.noise:
         return ["noise=0 hides nothing: give a multiplier above 0."]
     bare = [field.name for field in found.fields if not field.covered]
@@ -284,60 +281,3 @@ def _epsilon(multiplier: float, delta: float) -> float:
     except ImportError:
         raise MissingExtra("dp-accounting", "privacy", "Privacy accounting") from None
     return float(dp_accounting.get_epsilon_gaussian(multiplier, delta))
-
-
-def table() -> str:
-    """What leaves a client with every method by name, in Markdown."""
-    from ...methods.named import METHODS
-
-    lines = [
-        "| method | a client uploads | stays on the client | the server keeps of every client |",
-        "| --- | --- | --- | --- |",
-    ]
-    for make in METHODS.values():
-        method = make()
-        found = leaving(method)
-        cells = [", ".join(names) or "–" for names in (found.vectors, found.kept, found.held)]
-        lines.append(f"| {method.name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def fields_table() -> str:
-    """What every other field of a reply tells of the samples, without and with noise, in Markdown."""
-    from ...methods.text import as_method
-
-    local = LocalSGD(epochs=2)
-    plain = leaving(as_method("fedgmt"), local, "average", True)
-    quiet = as_method("fedgmt + private-uploads")
-    noisy = leaving(quiet, STEPS, "server", True)
-    kinds = {(field.part, field.name): field.kind for field in (*hello(quiet), *noisy.fields)}
-    lines = [
-        "| part | field | what it is | without noise, `epochs: 2` | with noise, `steps`, `buffers: server` |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for field in (*hello(as_method("fedgmt")), *plain.fields):
-        there = kinds.get((field.part, field.name), "does not leave")
-        lines.append(f"| {field.part} | `{field.name}` | {field.meaning} | {field.kind} | {there} |")
-    return "\n".join(lines)
-
-
-TABLES = {"leaving": table, "fields": fields_table}
-"""By the marks that they stand between in a page."""
-
-
-def write_tables(page: Path) -> None:
-    """Put the tables into a page, between their marks."""
-    text = page.read_text("utf-8")
-    for mark, make in TABLES.items():
-        before, begin, rest = text.partition(f"<!-- {mark} -->\n")
-        _, end, after = rest.partition(f"<!-- /{mark} -->")
-        if not begin or not end:
-            raise FedflatError(
-                f"{page} has no place for the table: write <!-- {mark} --> and <!-- /{mark} -->."
-            )
-        text = f"{before}{begin}\n{make()}\n\n{end}{after}"
-    page.write_text(text, "utf-8")
-
-
-if __name__ == "__main__":
-    write_tables(Path(sys.argv[1]))

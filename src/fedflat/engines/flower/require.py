@@ -9,8 +9,7 @@ from typing import Any
 from ...client.round import ClientRound
 from ...core.parameters import check_parameters, number
 from ...errors import FedflatError, nearest
-from ...methods.mechanism import overrides
-from ...methods.mechanisms import PrivateUploads
+from ...methods.method import noisy_mechanisms
 from .privacy import leaving_buffers, steps_tell
 
 WITHHELD = ("samples", "loss", "report", "buffers")
@@ -22,9 +21,9 @@ class Require:
     """The least that a node takes part with; the server's terms decide everything above it.
 
     Args:
-        noise: `private-uploads` with at least this multiplier, and nothing beside it that tells of the samples: all
+        noise: on every upload, with at least this multiplier, and nothing beside it that tells of the samples: all
             of `withheld`.
-        clip: `private-uploads` with vectors of at most this length.
+        clip: vectors of at most this length before the noise.
         withheld: what must not leave: the number of `samples` (or what tells it, such as a number of steps that comes
             from epochs), the training `loss`, the `report` of how the model did here, the `buffers` of BatchNorm.
     """
@@ -68,10 +67,10 @@ class Require:
     def _noise_missing(self, training: ClientRound) -> list[str]:
         if self.noise is None and self.clip is None:
             return []
-        private = _noise_of(training)
+        private = training.method.noise
         if private is None:
             wanted = [f"{n}={v:g}" for n, v in (("clip", self.clip), ("noise", self.noise)) if v is not None]
-            return [f"the method must end with private-uploads({', '.join(wanted)})."]
+            return [f"the method must end with {noisy_mechanisms()}({', '.join(wanted)})."]
         found = []
         if self.noise is not None and private.noise < self.noise:
             found.append(f"noise is {private.noise:g}, at least {self.noise:g} is needed.")
@@ -82,7 +81,7 @@ class Require:
 
     def _uncovered(self, training: ClientRound, report: bool) -> list[str]:
         withheld = WITHHELD if self.noise is not None else self.withheld
-        private = _noise_of(training) is not None
+        private = training.method.noise is not None
         found = []
         if "samples" in withheld and not private:
             found.append("the number of samples would leave.")
@@ -95,13 +94,6 @@ class Require:
         if "buffers" in withheld and leaving_buffers(training.buffers, training.initial_buffers is not None):
             found.append("BatchNorm statistics would leave: buffers=server.")
         return found
-
-
-def _noise_of(training: ClientRound) -> PrivateUploads | None:
-    """The mechanism whose hands an upload leaves; one that others come after hides nothing for certain."""
-    leaving = [m for m in training.method.mechanisms if overrides(m, "leave")]
-    last = leaving[-1] if leaving else None
-    return last if type(last) is PrivateUploads else None
 
 
 def _from_config(node: Mapping[str, Any]) -> Require:

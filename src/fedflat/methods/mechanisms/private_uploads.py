@@ -15,7 +15,7 @@ from ...core.finite import is_as_finite
 from ...core.parameters import number
 from ...core.randomness import key
 from ...core.vector_memory import memory
-from ..mechanism import Mechanism
+from ..mechanism import Contract, Mechanism, Noise
 
 if TYPE_CHECKING:
     from ...client.local import Local
@@ -35,6 +35,10 @@ class PrivateUploads(Mechanism):
     clip: float = number(default=1.0, above=0)
     noise: float = number(default=1.0, at_least=0)
     clip_extra: float | None = number(default=None, above=0, optional=True)
+
+    def contract(self) -> Contract:
+        """Noise on everything."""
+        return Contract(noise=Noise(self.clip, self.noise, self.clip_extra))
 
     def leave(self, local: Local, upload: Upload) -> None:
         """Clip, add noise, withhold the rest."""
