@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from test_flower_grid import CLIENTS, QUICK, alone, federation, grid_at, load, network, same, train
 
 import fedflat as ff
+from fedflat.client.round import ClientRound
 from fedflat.engines.flower import Require
 from fedflat.engines.flower.client import client_app
 from fedflat.engines.flower.client_state import KeptState, LostState, mark_of
@@ -245,6 +246,31 @@ def test_one_node_that_refuses_does_not_stop_the_others(tmp_path: Path):
     run = train("fedavg", grid, rounds=1, participation=None)
     assert run.history[0]["clients"] == [0, 2, 3]
     assert "client 1, round 0: it refused: This node insists on" in run.history[0]["rejected"][0]
+
+
+def test_the_generated_app_insists_on_what_its_experiment_promises(tmp_path: Path, told: list[str]):
+    promised = tmp_path / "experiment.yaml"
+    promised.write_text("method: fedavg + private-uploads(clip=2, noise=1.5)\n")
+    require = Require.promised_by(promised)
+    assert (require.noise, require.clip) == (1.5, 2.0)
+    with pytest.raises(ff.FedflatError, match=r"noise is 1, at least 1\.5 is needed"):
+        require.check(_trained_by("fedavg + private-uploads(clip=1, noise=1)"), report=False)
+    with pytest.raises(ff.FedflatError, match=r"must end with private-uploads\(clip=2, noise=1\.5\)"):
+        require.check(_trained_by("fedavg"), report=False)
+    require.check(_trained_by("fedavg + private-uploads(clip=2, noise=1.5)"), report=False)
+    promised.write_text("method: fedavg\n")
+    assert Require.promised_by(promised) == Require()
+
+
+def _trained_by(method: str) -> ClientRound:
+    """A node's training with that method."""
+    return ClientRound(
+        ff.FlatModel(torch.nn.Linear(3, 2)),
+        ff.as_method(method),
+        ff.LocalSGD(steps=2),
+        torch.nn.functional.cross_entropy,
+        0,
+    )
 
 
 def test_a_mistake_in_what_is_insisted_on_is_not_passed_over(tmp_path: Path, monkeypatch):

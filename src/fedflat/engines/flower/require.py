@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ...client.round import ClientRound
 from ...core.parameters import check_parameters, number
 from ...errors import FedflatError, nearest
+from ...experiments.files import load_experiment
 from ...methods.method import noisy_mechanisms
+from ...methods.text import as_method
 from .privacy import leaving_buffers, steps_tell
 
 WITHHELD = ("samples", "loss", "report", "buffers")
@@ -41,6 +44,14 @@ class Require:
                     f"Require: withheld has '{word}'; a node can withhold {', '.join(WITHHELD)}."
                 )
         object.__setattr__(self, "withheld", words)
+
+    @classmethod
+    def promised_by(cls, experiment: str | Path) -> Require:
+        """Insist on the noise and the clip that an experiment file promises, however a run changes it."""
+        noise = as_method(load_experiment(experiment).method).noise
+        if noise is None or not noise.noise:
+            return cls()
+        return cls(noise.noise, max(noise.clip, noise.clip_extra or 0.0))
 
     def and_of(self, node: Mapping[str, Any]) -> Require:
         """What an app and its node's config insist on together: the stricter of both."""
