@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tiny import Slow, network, same, train
 from torch import nn
 
 import fedflat as ff
+from fedflat.engines.workers import shared_memory
 
 
 def by_hand() -> nn.Module:
@@ -104,12 +106,14 @@ def test_a_failure_in_a_worker_names_client_and_round():
         train("fedavg", ff.Workers(2), module=nn.Linear(5, 3))
 
 
-def test_no_process_and_no_file_is_left():
-    before = {p.name for p in os.scandir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
-    train("scaffold", ff.Workers(2), rounds=2)
-    assert not our_workers()
-    if before or os.path.isdir("/dev/shm"):
-        assert {p.name for p in os.scandir("/dev/shm")} <= before
+def test_no_process_and_no_file_is_left(tmp_path, monkeypatch):
+    """What torch shares is named after its process, and other tests' processes share things meanwhile."""
+    monkeypatch.setattr(shared_memory, "_SHARED_MEMORY", tmp_path)
+    ours = {os.getpid()}
+    train("scaffold", ff.Workers(2), rounds=2, on_round=lambda _: ours.update(p.pid for p in our_workers()))
+    assert not our_workers() and len(ours) == 3
+    assert not list(tmp_path.iterdir())
+    assert not [path for pid in ours for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
 
 
 def test_impossible_numbers_of_workers():

@@ -766,6 +766,7 @@ def test_help_lists_the_kinds_without_torch():
     assert all(kind in result.stdout for kind in KINDS)
 
 
+@pytest.mark.slow
 def test_the_page_draws_every_kind(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "figures.md").read_text("utf-8")
     block = page.split("```sh\n")[1].split("```")[0]

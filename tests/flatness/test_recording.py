@@ -1,6 +1,7 @@
 """Flatness recorded while a run goes on, and measured of run directories afterwards."""
 
 import json
+import shutil
 import warnings
 from itertools import combinations
 
@@ -238,11 +239,17 @@ def fedflat(*arguments):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "fedsam"
     experiment = make_experiment({"method": "fedsam", "rounds": 2, "measure": ["drift"], "clients": 8})
     run_experiment(experiment, out)
     return out
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy: what one test measures, no other finds."""
+    return shutil.copytree(finished, tmp_path / "fedsam")
 
 
 def test_the_model_of_a_run(run):
