@@ -7,7 +7,7 @@ the other.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from ..core.parameters import check_parameters, number
@@ -67,7 +67,7 @@ class WarmUp:
     """`η_t = η (t+1)/T` in the first T rounds, then another schedule from its own beginning."""
 
     rounds: int = number(at_least=1, whole=True)
-    then: Schedule = Constant()
+    then: Schedule = field(default=Constant(), kw_only=True)
 
     def factor(self, round: int) -> float:
         return (round + 1) / self.rounds if round < self.rounds else self.then.factor(round - self.rounds)
@@ -104,7 +104,7 @@ def parse_schedule(text: str) -> Schedule:
         raise FedflatError(
             f"schedule '{text}': only warmup is followed by another, as in warmup:10/cosine:500."
         )
-    return WarmUp(made.rounds, parse_schedule(rest))
+    return WarmUp(made.rounds, then=parse_schedule(rest))
 
 
 def parse_within(text: str) -> Linear | None:
@@ -121,8 +121,6 @@ def _parsed(text: str, known: dict[str, type]) -> Any:
         made = known[name](*(float(value) for value in values))
         check_parameters(made, f"schedule '{text}'")
     except (ValueError, TypeError):
-        fields = ":".join(field.upper() for field in getattr(known[name], "__dataclass_fields__", ()))
-        raise FedflatError(
-            f"schedule '{text}' cannot be read: write {name}{':' if fields else ''}{fields}."
-        ) from None
+        wanted = [name, *(part.name.upper() for part in fields(known[name]) if not part.kw_only)]
+        raise FedflatError(f"schedule '{text}' cannot be read: write {':'.join(wanted)}.") from None
     return made
