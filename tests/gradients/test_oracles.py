@@ -698,7 +698,7 @@ def test_every_method_on_the_papers_models(method, model):
     local = ff.LocalSGD(lr=0.05, steps=2, batch_size=3, **list(SGDS.values())[turn % len(SGDS)])
     draw = torch.Generator().manual_seed(0)
     shards = []
-    for _ in range(2):
+    for _ in range(1 if model == "resnet8" else 2):
         x = torch.randn(5, *NAMED[model], generator=draw, dtype=torch.float64)
         words = torch.randint(WORDS, (5, *TEXT), generator=draw)
         labels = torch.randint(CLASSES, (5,), generator=draw)
