@@ -118,7 +118,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_schedules_that_cannot_be(text):
+def test_schedules_that_cannot_be(text: str):
     with pytest.raises(ff.FedflatError, match=REFUSED[text]) as refusal:
         ff.LocalSGD(schedule=text)
     assert "\n" not in str(refusal.value)
@@ -136,3 +136,10 @@ def test_schedules_that_cannot_be(text):
 def test_schedules_within_a_round_that_cannot_be(text, says):
     with pytest.raises(ff.FedflatError, match=says):
         ff.LocalAdamW(within=text)
+
+
+def test_a_number_is_no_schedule():
+    with pytest.raises(ff.FedflatError, match="There is no schedule '0.5'"):
+        ff.LocalSGD(schedule=0.5)
+    with pytest.raises(ff.FedflatError, match="There is no schedule '0.5'"):
+        ff.LocalSGD(within=0.5)

@@ -96,7 +96,7 @@ WITHIN_ROUNDS: dict[str, type] = {"constant": Constant, "linear": Linear}
 
 def parse_schedule(text: str) -> Schedule:
     """Read a schedule over rounds, such as `cosine:500:0.01`, `step:100:0.1` or `warmup:10/cosine:500`."""
-    first, slash, rest = text.partition("/")
+    first, slash, rest = str(text).partition("/")
     made: Schedule = _parsed(first, OVER_ROUNDS)
     if not slash:
         return made
@@ -109,7 +109,7 @@ def parse_schedule(text: str) -> Schedule:
 
 def parse_within(text: str) -> Linear | None:
     """Read a schedule within a round, such as `linear:0.1`; None is a constant rate."""
-    made = _parsed(text, WITHIN_ROUNDS)
+    made = _parsed(str(text), WITHIN_ROUNDS)
     return made if isinstance(made, Linear) else None
 
 
@@ -119,8 +119,8 @@ def _parsed(text: str, known: dict[str, type]) -> Any:
         raise FedflatError(f"There is no schedule '{name}'.{nearest(name, known)}")
     try:
         made = known[name](*(float(value) for value in values))
-        check_parameters(made, f"schedule '{text}'")
     except (ValueError, TypeError):
         wanted = [name, *(part.name.upper() for part in fields(known[name]) if not part.kw_only)]
         raise FedflatError(f"schedule '{text}' cannot be read: write {':'.join(wanted)}.") from None
+    check_parameters(made, f"schedule '{text}'")
     return made
