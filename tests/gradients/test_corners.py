@@ -1,7 +1,6 @@
 """Corners in which local training once gave wrong numbers, each against plain PyTorch."""
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
@@ -9,9 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedflat as ff
-from fedflat.client.round import ClientRound
-from fedflat.core.flat import FlatModel
-from fedflat.core.messages import Download
 
 LR = 0.1
 
@@ -56,36 +52,6 @@ def moved(module: nn.Module, direction: list[Tensor], scale: float) -> nn.Module
 def unit(direction: list[Tensor]) -> list[Tensor]:
     length = vector(direction).norm()
     return [d / length for d in direction]
-
-
-# -- trajectories ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", sorted(ff.METHODS))
-def test_a_trajectory_has_the_iterate_of_every_step(method):
-    """The k-th point is where a round of k steps ends: shifts of the point are no part of it."""
-    torch.manual_seed(1)
-    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
-    x, y = data()
-    federation = ff.Federation([(x, y), (x + 1, y)]).to(torch.float64, "cpu")
-    received = {}
-
-    def look(record: ff.RoundRecord) -> None:
-        state = {name: value for name, value in record.server.state.items() if value is not None}
-        received.update({**state, **record.server.download(0).values})
-
-    run = ff.train(federation, module, method, full_batches(4), rounds=3, dtype=torch.float64, on_round=look)
-    shard, state = federation.client(0), run.clients.get(0)
-    path = ff.local_trajectory(run.model, 0, shard, method, full_batches(4), received, state)
-    start = run.server.w
-    assert len(path) == 5 and path[0].equal(start)
-    for steps in range(1, 5):
-        model = FlatModel.of(run.model)
-        training = ClientRound(model, ff.as_method(method), full_batches(steps), F.cross_entropy, seed=0)
-        upload = training.run(0, shard, Download(0, LR, start, dict(received), None), dict(state))
-        torch.testing.assert_close(path[steps], start + upload.update, rtol=0, atol=1e-14)
-    moves = [(b - a).norm().item() for a, b in pairwise(path)]
-    assert 0 < max(moves) < 3 * min(moves)
 
 
 def full_batches(steps: int) -> ff.LocalSGD:

@@ -147,7 +147,7 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "combine returns a number": ({"combine": lambda self, server, update: 0.5}, "combine returns 0.5"),
     "combine returns a part": ({"combine": lambda self, server, update: update[:3]}, r"a tensor of shape \(3,\)"),
     "start returns nothing": ({"start": lambda self, server, w: None}, "start returns nothing"),
-    "loss returns nothing": ({"loss": lambda self, step, outputs: None}, "loss returns nothing; .* one number"),
+    "loss returns nothing": ({"loss": lambda self, step, outputs: None}, "loss returns nothing; .* or a Pull"),
     "steady_shift returns a vector": (
         {"steady_shift": lambda self, local: local.start},
         r"steady_shift returns a tensor .* a vector and its scale",
@@ -156,13 +156,29 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
         {"steady_shift": lambda self, local: (local.start[:3], 1.0)},
         "steady_shift returns .* a vector and its scale",
     ),
-    "loss_gradient returns nothing": (
-        {"loss_gradient": lambda self, step, outputs: None},
-        r"loss_gradient returns nothing; .* shape \(10, 3\)",
+    "loss pulls at nothing": (
+        {"loss": lambda self, step, outputs: ff.Pull(None)},
+        r"loss returns a Pull with nothing; .* shape \(10, 3\)",
     ),
-    "loss_gradient returns a part": (
-        {"loss_gradient": lambda self, step, outputs: outputs[0]},
-        r"loss_gradient returns a tensor of shape \(3,\)",
+    "loss pulls at a part": (
+        {"loss": lambda self, step, outputs: ff.Pull(outputs[0])},
+        r"loss returns a Pull with a tensor of shape \(3,\); .* shape \(10, 3\)",
+    ),
+    "loss pulls by a word": (
+        {"loss": lambda self, step, outputs: ff.Pull(outputs, "0.1")},
+        "loss returns a Pull with .* its scale be a number",
+    ),
+    "loss pulls by a tensor": (
+        {"loss": lambda self, step, outputs: ff.Pull(outputs, outputs.sum())},
+        "loss returns a Pull with .* its scale be a number",
+    ),
+    "loss pulls the wrong way round": (
+        {"loss": lambda self, step, outputs: ff.Pull(0.1, outputs)},
+        r"loss returns a Pull with 0\.1; .* shape \(10, 3\)",
+    ),
+    "loss returns a plain pair": (
+        {"loss": lambda self, step, outputs: (outputs, 0.1)},
+        r"loss returns \(tensor.* a number, .* or a Pull",
     ),
     "loss returns many": ({"loss": lambda self, step, outputs: outputs}, r"returns a tensor of shape \(10, 3\)"),
     "end returns a vector": ({"end": lambda self, local: local.update}, "end returns a tensor .* a mapping"),
@@ -255,15 +271,22 @@ def test_the_point_is_moved_before_the_gradient_is_taken(hook):
         train(mechanism(**{hook: move}))
 
 
-def test_the_model_is_where_the_client_is_in_begin_and_end():
+@pytest.mark.parametrize("aside", ["shift", "steady_shift"])
+def test_the_iterate_is_where_the_client_is_in_begin_and_end(aside):
     seen = []
 
-    def look(self, local):
-        seen.append((local.model.vector - local.w).abs().max().item())
+    def begin(self, local):
+        seen.append(local.w.equal(local.start))
 
-    train(mechanism(begin=look, end=look, shift=lambda self, step: step.move(step.w, 0.5)))
-    assert len(seen) == 12
-    assert set(seen) == {0.0}
+    def end(self, local):
+        seen.append(torch.allclose(local.w, local.start + local.update, rtol=1e-4, atol=1e-5))
+
+    moves = {
+        "shift": lambda self, step: step.move(torch.ones_like(step.w), 0.5),
+        "steady_shift": lambda self, local: (torch.ones_like(local.start), 0.5),
+    }
+    train(mechanism(begin=begin, end=end, **{aside: moves[aside]}))
+    assert len(seen) == 12 and all(seen)
 
 
 @pytest.mark.parametrize("engine", ["inprocess", "workers"])

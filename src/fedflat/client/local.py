@@ -39,7 +39,7 @@ class Local:
     """the node's, in a real federation: what no other party can know is drawn from it"""
     memo: dict[Any, Any] = field(default_factory=dict)
     """a mechanism's own memo for this round, under `self`"""
-    update: Tensor = field(init=False)
+    update: Tensor = field(init=False, repr=False)
     """`Δ_i`, from `end` on; `end` may change it in place, and that is what is uploaded"""
     _base: Tensor | None = None
     """where the iterate began, if a shift that is alike in every step carries it along"""

@@ -7,7 +7,7 @@ the other.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from ..core.parameters import check_parameters, number
@@ -67,7 +67,7 @@ class WarmUp:
     """`η_t = η (t+1)/T` in the first T rounds, then another schedule from its own beginning."""
 
     rounds: int = number(at_least=1, whole=True)
-    then: Schedule = Constant()
+    then: Schedule = field(default=Constant(), kw_only=True)
 
     def factor(self, round: int) -> float:
         return (round + 1) / self.rounds if round < self.rounds else self.then.factor(round - self.rounds)
@@ -96,7 +96,7 @@ WITHIN_ROUNDS: dict[str, type] = {"constant": Constant, "linear": Linear}
 
 def parse_schedule(text: str) -> Schedule:
     """Read a schedule over rounds, such as `cosine:500:0.01`, `step:100:0.1` or `warmup:10/cosine:500`."""
-    first, slash, rest = text.partition("/")
+    first, slash, rest = str(text).partition("/")
     made: Schedule = _parsed(first, OVER_ROUNDS)
     if not slash:
         return made
@@ -104,12 +104,12 @@ def parse_schedule(text: str) -> Schedule:
         raise FedflatError(
             f"schedule '{text}': only warmup is followed by another, as in warmup:10/cosine:500."
         )
-    return WarmUp(made.rounds, parse_schedule(rest))
+    return WarmUp(made.rounds, then=parse_schedule(rest))
 
 
 def parse_within(text: str) -> Linear | None:
     """Read a schedule within a round, such as `linear:0.1`; None is a constant rate."""
-    made = _parsed(text, WITHIN_ROUNDS)
+    made = _parsed(str(text), WITHIN_ROUNDS)
     return made if isinstance(made, Linear) else None
 
 
@@ -119,10 +119,8 @@ def _parsed(text: str, known: dict[str, type]) -> Any:
         raise FedflatError(f"There is no schedule '{name}'.{nearest(name, known)}")
     try:
         made = known[name](*(float(value) for value in values))
-        check_parameters(made, f"schedule '{text}'")
     except (ValueError, TypeError):
-        fields = ":".join(field.upper() for field in getattr(known[name], "__dataclass_fields__", ()))
-        raise FedflatError(
-            f"schedule '{text}' cannot be read: write {name}{':' if fields else ''}{fields}."
-        ) from None
+        wanted = [name, *(part.name.upper() for part in fields(known[name]) if not part.kw_only)]
+        raise FedflatError(f"schedule '{text}' cannot be read: write {':'.join(wanted)}.") from None
+    check_parameters(made, f"schedule '{text}'")
     return made

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..core.flat import Scalar, axpy
+from ..errors import FedflatError
 from ..gradients.base import Gradient, Point, Pull
 from ..methods.checks import check_term
 from .batches import Batch
@@ -15,6 +16,8 @@ from .teachers import Transform
 
 if TYPE_CHECKING:
     from .round import ClientRound
+
+TOO_LATE = "The point is moved in a mechanism's hook `shift`, before the gradient is taken there."
 
 
 class Step:
@@ -26,6 +29,8 @@ class Step:
         self._round = round
         self._point = Point(round.w)
         self._terms = self._all_terms if round.terms else None
+        self._taken = False
+        """whether a gradient is taken at the point, which then stays"""
 
     @property
     def w(self) -> Tensor:
@@ -42,22 +47,29 @@ class Step:
 
         The vector is written again when a gradient is next asked for, by whichever mechanism: copy what is kept.
         """
+        taken = self._taken
         self.differentiate().write(self._round.first)
+        self._taken = taken
         return self._round.first.vector
 
     def move(self, vector: Tensor, scale: Scalar = 1.0) -> None:
         """Move the point by `scale * vector`."""
+        if self._taken:
+            raise FedflatError(TOO_LATE)
         there = self._round.away
         axpy(self._point.flat.vector, vector, scale, out=there.vector)
         self._point = Point(there)
 
     def ascend(self, length: float, normalize: bool = True) -> None:
         """Move the point by `length` along the gradient there, or by `length` times it: one more pass each way."""
-        round = self._round
+        if self._taken:
+            raise FedflatError(TOO_LATE)
+        round, self._taken = self._round, True
         round.passes.make(1, 1)
         self._point = round.oracle.ascend(
             self._point, self.inputs, self.targets, self._terms, length, normalize, into=round.away
         )
+        self._taken = False
 
     def teacher(self, vector: Tensor, then: Transform | None = None) -> Tensor:
         """Compute the outputs of the model with other weights, constant in this round, on this step's batch.
@@ -73,6 +85,7 @@ class Step:
 
     def differentiate(self) -> Gradient:
         """Take the gradient at the point, in the form the oracle gives it."""
+        self._taken = True
         self._round.passes.make(1, 1)
         return self._round.oracle.gradient(self._point, self.inputs, self.targets, self._terms)
 

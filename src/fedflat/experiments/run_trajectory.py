@@ -38,7 +38,7 @@ def paths_of(
             kept = after.server.get(name)
             server.state[name] = server.state[name] if kept is None else kept
         server.per_client = after.server.per_client
-        server.open(trained.round, sgd.lr_in(trained.round))
+        server.open(trained.round, sgd.lr_in(trained.round), sgd.rate_sum)
         paths[text] = local_trajectory(
             trained.model,
             client,

@@ -37,7 +37,8 @@ class Autograd:
         model = self._model
         model.stand_on(point.flat)
         outputs = model.outputs(inputs)
-        loss = total = self._loss(outputs, targets)
+        # a loss may change its outputs in place, of which terms have their own idea
+        loss = total = self._loss(outputs if terms is None else outputs.clone(), targets)
         pulls: list[Pull] = []
         for term in terms(outputs) if terms is not None else ():
             if isinstance(term, Pull):

@@ -52,7 +52,7 @@ class Dense:
         self._by_hand = True
         """whether this round's gradients can be taken by hand"""
         self.probed = False
-        """whether the terms of the loss have been looked at in this round"""
+        """whether the loss and its terms have been looked at in this round"""
         self._one = torch.empty(0)
         places = {id(p): index for index, p in enumerate(model.parameters)}
         self.layers = [(places[id(layer.weight)], places.get(id(layer.bias))) for layer in layers]
@@ -93,12 +93,14 @@ class Dense:
     ) -> DenseGradient | AutogradGradient:
         if not self._takes(inputs):
             return self._plain.gradient(point, inputs, targets, terms)
-        if isinstance(point, Ascended) and not point.whole:
+        if isinstance(point, Ascended) and not point.whole and point.samples is inputs:
             found = DenseGradient(self, self.layers_at(point.rest), point.inputs, point.first_outputs())
         else:
             x, layers = inputs.flatten(1) if self._flattens else inputs, self.layers_at(point.flat)
             found = DenseGradient(self, layers, x, F.linear(x, *layers[0]))
-        if not found.backward(targets, terms):
+        try:
+            found.backward(targets, terms)
+        except PastTheOutputs:
             self._by_hand = False
             return self._plain.gradient(point, inputs, targets, terms)
         return found
@@ -120,7 +122,7 @@ class Dense:
             if scale is not None:
                 rest = slice(self.first, None)
                 torch.add(base.vector[rest], along[rest], alpha=scale, out=into.vector[rest])
-                return Ascended(into, base, found, scale)
+                return Ascended(into, base, found, scale, inputs)
         found.write(self.room)
         axpy(base.vector, along, step_along(length, normalize, along), out=into.vector)
         return Point(into)
@@ -164,24 +166,18 @@ class DenseGradient:
         self.deltas: list[Tensor] = []
         self.lift = z
 
-    def backward(self, targets: Tensor, terms: Terms | None) -> bool:
-        """Find the loss, and the gradient with respect to every layer's outputs.
-
-        False where a term of the loss reaches the weights otherwise than through the outputs.
-        """
+    def backward(self, targets: Tensor, terms: Terms | None) -> None:
+        """Find the loss, and the gradient with respect to every layer's outputs."""
         oracle = self._oracle
-        self.loss, delta = differentiate_loss(oracle.loss, self._outputs, targets)
+        self.loss, delta = differentiate_loss(oracle.loss, self._outputs, targets, not oracle.probed)
         if terms is not None:
-            added = differentiate_terms(terms, self._outputs, delta, probe=not oracle.probed)
-            if added is None:
-                return False
-            delta, oracle.probed = added, True
+            delta = differentiate_terms(terms, self._outputs, delta, not oracle.probed)
+        oracle.probed = True
         deltas = [delta]
         for number in range(len(oracle.layers) - 1, 0, -1):
             delta = _relu_backward(delta @ self._layers[number][0], self.inputs[number], 0)
             deltas.append(delta)
         self.deltas = deltas[::-1]
-        return True
 
     def write(self, into: Flat, start: int = 0) -> None:
         """Write the gradient out, from a layer on."""
@@ -228,14 +224,18 @@ class DenseGradient:
 class Ascended(Point):
     """A point up the gradient, to which all but the first layer has been moved; that one moves when it is read."""
 
-    def __init__(self, rest: Flat, base: Flat, gradient: DenseGradient, scale: float) -> None:
+    def __init__(
+        self, rest: Flat, base: Flat, gradient: DenseGradient, scale: float, samples: Tensor
+    ) -> None:
         super().__init__(rest)
         self.rest, self._base, self._gradient, self._scale = rest, base, gradient, scale
+        self.samples = samples
+        """the batch on which the gradient was taken; on another one the first layer has to move"""
         self.whole = False
 
     @property
     def inputs(self) -> Tensor:
-        """The samples."""
+        """The samples, a row each."""
         return self._gradient.inputs[0]
 
     def first_outputs(self) -> Tensor:
@@ -254,8 +254,14 @@ class Ascended(Point):
         return self.rest
 
 
-def differentiate_loss(loss: LossFunction, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute a loss and its gradient with respect to the outputs."""
+class PastTheOutputs(Exception):
+    """A loss, or a term of it, may reach the weights otherwise than through the outputs."""
+
+
+def differentiate_loss(
+    loss: LossFunction, outputs: Tensor, targets: Tensor, probe: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Compute a loss and its gradient with respect to the outputs; with `probe` look for other ways to weights."""
     if loss is F.cross_entropy and outputs.dim() == 2 and targets.dim() == 1:
         logs = torch.log_softmax(outputs, 1)
         value, weight = _nll_loss(logs, targets, None, _MEAN, _IGNORED)
@@ -264,30 +270,32 @@ def differentiate_loss(loss: LossFunction, outputs: Tensor, targets: Tensor) -> 
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         value = loss(leaf.clone(), targets)  # which may change its outputs in place
+        if probe:
+            check_path(value, leaf)
         (delta,) = torch.autograd.grad(value, leaf, materialize_grads=True)
     return value.detach(), delta
 
 
-def differentiate_terms(terms: Terms, outputs: Tensor, delta: Tensor, probe: bool) -> Tensor | None:
-    """Add the gradient of the mechanisms' terms to that of the loss.
-
-    With `probe` None is returned where a term depends on another tensor that autograd would differentiate.
-    """
+def differentiate_terms(terms: Terms, outputs: Tensor, delta: Tensor, probe: bool = False) -> Tensor:
+    """Add the gradient of the mechanisms' terms to that of the loss; with `probe` look for other ways to weights."""
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        given = terms(leaf)
-        for term in given:
+        tensors: list[Tensor] = []
+        for term in terms(leaf):
             if isinstance(term, Pull):
                 delta = torch.add(delta, term.vector.detach(), alpha=term.scale)
             elif isinstance(term, Tensor) and term.requires_grad:
-                if probe and not depends_on_alone(term, leaf):
-                    return None
-                delta = delta + torch.autograd.grad(term, leaf, materialize_grads=True, allow_unused=True)[0]
+                tensors.append(term)
+                if probe:
+                    check_path(term, leaf)
+        if tensors:  # all at once: they may share a part of their graph
+            (added,) = torch.autograd.grad(tensors, leaf, materialize_grads=True, allow_unused=True)
+            delta = delta + added
     return delta
 
 
-def depends_on_alone(term: Tensor, leaf: Tensor) -> bool:
-    """Whether no other leaf of autograd's graph leads to a term."""
+def check_path(term: Tensor, leaf: Tensor) -> None:
+    """Raise `PastTheOutputs` where another leaf of autograd's graph leads to a term."""
     waiting, seen = [term.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -295,9 +303,8 @@ def depends_on_alone(term: Tensor, leaf: Tensor) -> bool:
             continue
         seen.add(node)
         if getattr(node, "variable", leaf) is not leaf:
-            return False
+            raise PastTheOutputs
         waiting += [follower for follower, _ in node.next_functions]
-    return True
 
 
 def is_watched(model: FlatModel) -> bool:

@@ -141,7 +141,7 @@ def named(mechanism: Any, hook: str, returned: object) -> Mapping[str, Any]:
 def _described(returned: object) -> str:
     if isinstance(returned, Tensor):
         return f"a tensor of shape {tuple(returned.shape)}"
-    return "nothing" if returned is None else f"{returned!r:.40}"
+    return "nothing" if returned is None else " ".join(repr(returned).split())[:40]
 
 
 # -- what hooks ask for -----------------------------------------------------------------------------
