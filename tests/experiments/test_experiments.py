@@ -100,19 +100,19 @@ BAD = {
     # keys
     "a misspelt key": (
         "rounds: 3\ndatset: digits\n",
-        "line 2, datset: there is no such key. Did you mean 'dataset'?",
+        "line 2, datset: there is no key of this name. Did you mean 'dataset'?",
     ),
     "an unknown key": (
         "zzzz: 3\n",
-        "line 1, zzzz: there is no such key. Known: aggregate, augment, buffers, checkpoint_every,",
+        "line 1, zzzz: there is no key of this name. Known: aggregate, augment, buffers, checkpoint_every,",
     ),
     "a misspelt key in a section": (
         "local:\n  lr: 0.1\n  epoch: 2\n",
-        "line 3, local.epoch: there is no such key. Did you mean 'epochs'?",
+        "line 3, local.epoch: there is no key of this name. Did you mean 'epochs'?",
     ),
     "an unknown key in a section": (
         "local:\n  zzzz: 0.1\n",
-        "line 2, local.zzzz: there is no such key. Known: batch_size,",
+        "line 2, local.zzzz: there is no key of this name. Known: batch_size,",
     ),
     "a key twice": (
         "rounds: 3\nseed: 1\nrounds: 4\n",
@@ -122,7 +122,7 @@ BAD = {
         "local:\n  lr: 3\n  lr: 2\n",
         "line 3, local.lr: it is there twice, first in line 2",
     ),
-    "a key that is no text": ("on: 3\n", "line 1, on: there is no such key"),
+    "a key that is no text": ("on: 3\n", "line 1, on: there is no key of this name"),
     # types and ranges
     "text for a number": (
         "seed: 1\nrounds: many\n",
@@ -278,7 +278,7 @@ def test_bad_files_are_one_sentence_and_exit_code_2(kind: str, fedflat: Fedflat,
         ("rounds = 2001-02-31\n", "this is not TOML: Invalid date or datetime"),
         (
             "rounds = 3\n\n[local]\nepoch = 2\n",
-            "line 4, local.epoch: there is no such key. Did you mean 'epochs'?",
+            "line 4, local.epoch: there is no key of this name. Did you mean 'epochs'?",
         ),
         ('seed = 1\nrounds = "many"\n', "line 2, rounds: rounds must be a whole number, not 'many'"),
         ("\ufeffrounds = -1\n", "line 1, rounds: rounds must be at least 1, not -1"),
@@ -324,8 +324,8 @@ def test_bad_paths(name: str, content: Any, says: str, fedflat: Fedflat, tmp_pat
         ("rounds", "--set rounds: write key=value, such as local.lr=0.05"),
         ("=3", "--set =3: write key=value"),
         ("rounds=", "--set rounds=: write key=value"),
-        ("round=3", "round: there is no such key. Did you mean 'rounds'?"),
-        ("local.epoch=3", "local.epoch: there is no such key. Did you mean 'epochs'?"),
+        ("round=3", "round: there is no key of this name. Did you mean 'rounds'?"),
+        ("local.epoch=3", "local.epoch: there is no key of this name. Did you mean 'epochs'?"),
         ("rounds.x=3", "rounds.x: 'rounds' has no parts to set"),
         ("local.lr=fast", "local.lr: lr must be a number, not 'fast'"),
         ("local=3", "local: local must be a mapping"),
@@ -797,7 +797,7 @@ def test_ctrl_c_in_a_sweep(swept: Path, tmp_path: Path):
     os.killpg(process.pid, signal.SIGINT)
     told, _ = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert told == "Interrupted; the same command goes on.\n"
+    assert told == "Interrupted; repeat the command to resume.\n"
     while group_lives(process.pid):  # the tracker of multiprocessing takes a moment
         assert time.monotonic() < limit
         time.sleep(0.01)

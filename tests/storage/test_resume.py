@@ -806,7 +806,7 @@ def test_ctrl_c_ends_after_the_round_and_says_how_to_go_on(tmp_path: Path):
     assert code == 130
     assert "Stopping after this round; press Ctrl-C again to stop at once." in said
     done = len(rows(out))
-    assert f"Stopped after round {done} of 40. Go on with\n  fedflat resume {out}\n" in said
+    assert f"Stopped after round {done} of 40. Resume it with\n  fedflat resume {out}\n" in said
     assert "Traceback" not in said
     second = Terminal("run", endless, "--out", long)
     # an interruption that hits while processes are forked may be lost: Python ignores exceptions there
@@ -845,7 +845,7 @@ def test_resume_of_what_is_no_run(tmp_path: Path):
     for place, says in (
         (tmp_path / "nowhere", "is not a run: there is no run.json in it"),
         (tmp_path, "is not a run: there is no run.json in it"),
-        (tmp_path / "python", "go on with it in Python, with the same arguments and train"),
+        (tmp_path / "python", "resume it in Python, with the same arguments and train"),
     ):
         code, _, errors = fedflat("resume", place)
         assert code == 2

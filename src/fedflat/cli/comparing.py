@@ -16,7 +16,7 @@ from .outcome import show_notes
 @app.command(rich_help_panel=LOOK)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")],
-    last: Annotated[int, typer.Option(help="Accuracy is the mean of so many last tests.", min=1)] = 10,
+    last: Annotated[int, typer.Option(help="Accuracy is the mean of this many last tests.", min=1)] = 10,
     target: Annotated[
         float | None,
         typer.Option(help="Rounds, seconds and traffic to this accuracy, such as 0.8.", min=0, max=1),
@@ -47,7 +47,7 @@ def compare(
     if any(group.by_clients for group in groups):
         console.print(
             "Reported by clients: the server has no test set, and each client tests the model that it receives on\n"
-            "its own test set, or else on what it trains on. Nobody has tested the model of the last round.",
+            "its own test set, or else on what it trains on. The model of the last round has not been tested.",
             style="dim",
             highlight=False,
         )

@@ -23,7 +23,7 @@ app.add_typer(figure, name="figure", rich_help_panel=LOOK)
 
 
 def _drawable(out: Path) -> Path:
-    """Before anything is computed: whether a figure can be drawn here, and written to such a file."""
+    """Before anything is computed: whether a figure can be drawn here, and written to the file."""
     from ..figures.style import check_ending
 
     require("matplotlib", "matplotlib", "plot", "Drawing a figure")
@@ -36,7 +36,7 @@ Out = Annotated[
     Path, typer.Option("--out", "-o", help="The file to write: .png, .svg or .pdf.", callback=_drawable)
 ]
 Width = Annotated[str, typer.Option(help="One or two columns of a paper: one, two.")]
-Smooth = Annotated[int, typer.Option(help="Every point is the mean of the last so many values.", min=1)]
+Smooth = Annotated[int, typer.Option(help="Every point is the mean of this many last values.", min=1)]
 Against = Annotated[str, typer.Option(help="What is across: rounds, bytes, passes, seconds.")]
 Part = Annotated[str, typer.Option(help="Of the train or the test data.")]
 Log = Annotated[bool, typer.Option("--log", help="A logarithmic vertical axis.")]
@@ -133,7 +133,7 @@ def sensitivity(
     runs: Runs,
     out: Out,
     by: Annotated[str, typer.Option(help="The setting: method.rho, partition.alpha, local.epochs, ...")],
-    last: Annotated[int, typer.Option(help="Accuracy is the mean of so many last tests.", min=1)] = 10,
+    last: Annotated[int, typer.Option(help="Accuracy is the mean of this many last tests.", min=1)] = 10,
     measure: Annotated[
         list[str] | None, typer.Option(help="A panel with this recorded measure as well; may be repeated.")
     ] = None,
@@ -174,7 +174,7 @@ def partition(
         except FedflatError as problem:
             leave_out(problem)
     if not found:
-        raise FedflatError("There is no experiment whose data could be dealt out.")
+        raise FedflatError("There is no experiment whose data could be partitioned.")
     different = [
         one for number, one in enumerate(found) if not any(same_data(one, o) for o in found[:number])
     ]
@@ -245,7 +245,7 @@ def embedding(
     runs: Runs,
     out: Out,
     part: Part = "train",
-    samples: Annotated[int, typer.Option(help="At most so many samples, evenly spaced.", min=3)] = 1000,
+    samples: Annotated[int, typer.Option(help="At most this many samples, evenly spaced.", min=3)] = 1000,
     perplexity: Annotated[float, typer.Option(help="Of t-SNE.")] = 30.0,
     seed: Annotated[int, typer.Option(help="Of t-SNE.", min=0)] = 0,
     together: Annotated[bool, typer.Option("--together", help="All models in one embedding.")] = False,
@@ -287,7 +287,7 @@ def trajectory(
     client: Annotated[int, typer.Option(help="Whose path, counted from 0.", min=0)] = 0,
     points: Annotated[int, typer.Option(help="Of the loss, per direction.", min=2)] = 25,
     samples: Annotated[
-        int, typer.Option(help="The loss on at most so many samples, evenly spaced; 0 is all.", min=0)
+        int, typer.Option(help="The loss on at most this many samples, evenly spaced; 0 is all.", min=0)
     ] = 2000,
     data: DataDirectory = None,
     width: Width = "two",

@@ -69,7 +69,7 @@ def split(
         name = f"{loaded.name}-{partition}".replace("/", "-").replace(":", "-")
         title = f"{loaded.name}, {partition}, {len(indices)} clients"
         place = out or Path()
-        if place.is_dir() or not place.suffix:  # matplotlib would add an ending that nobody is told of
+        if place.is_dir() or not place.suffix:  # matplotlib would silently add an ending
             place = place / f"{name}.png"
         path = draw(labels, indices, loaded.classes, place, title)
         console.print(f"Drawn to {path}", markup=False, highlight=False, soft_wrap=True)

@@ -34,7 +34,7 @@ def flatness(
             "--measure", "-m", help=f"Only these measures; may be repeated. (default: {', '.join(BASIC)})"
         ),
     ] = None,
-    top: Annotated[int, typer.Option(help="So many of the Hessian's largest eigenvalues.", min=1)] = 1,
+    top: Annotated[int, typer.Option(help="How many of the Hessian's largest eigenvalues.", min=1)] = 1,
     trace: Annotated[bool, typer.Option("--trace", help="The trace of the Hessian as well.")] = False,
     density: Annotated[bool, typer.Option("--density", help="The density of its eigenvalues.")] = False,
     lpf: Annotated[
@@ -44,7 +44,7 @@ def flatness(
     everything: Annotated[bool, typer.Option("--all", help="Every measure there is.")] = False,
     part: Annotated[str, typer.Option(help="Of the train or the test data.")] = "train",
     samples: Annotated[
-        int | None, typer.Option(help="At most so many samples, evenly spaced. (default: all)", min=1)
+        int | None, typer.Option(help="At most this many samples, evenly spaced. (default: all)", min=1)
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -102,7 +102,7 @@ def landscape(
     points: Annotated[int, typer.Option(help="Per direction; odd has the model in the middle.", min=2)] = 25,
     line: Annotated[bool, typer.Option("--line", help="Along one direction, not over a plane.")] = False,
     samples: Annotated[
-        int, typer.Option(help="On at most so many samples, evenly spaced; 0 is all.", min=0)
+        int, typer.Option(help="On at most this many samples, evenly spaced; 0 is all.", min=0)
     ] = 2000,
     seed: Annotated[int, typer.Option(help="Of the random directions, the same for all runs.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes that compute side by side.", min=1)] = 1,
@@ -110,7 +110,7 @@ def landscape(
 ) -> None:
     """Compute the loss around the models of runs on the same random directions, for figures and the report.
 
-    Kept in each run's landscape.json. Interrupted, the same command goes on where it was.
+    Kept in each run's landscape.json. Repeat the command to resume an interrupted one.
     """
     from ..experiments.compare import find_runs
     from ..experiments.measure_run import take_landscapes
@@ -149,7 +149,7 @@ def _measures(only: list[str] | None, more: list[str], everything: bool) -> list
 
 
 def _require(names: list[str], optional: bool) -> None:
-    """Whether everything is installed that the measures need; what nobody asked for by name is left out."""
+    """Whether everything is installed that the measures need; what was not asked for by name is left out."""
     from ..flatness import MEASURES
 
     for name in list(names):

@@ -28,7 +28,7 @@ def usually(what: str) -> str:
 
 
 PARTITION_HELP = (
-    "How data is dealt out: iid, dirichlet:ALPHA[:FORM], pathological:CLASSES[:FORM], hsu:ALPHA, "
+    "How data is partitioned: iid, dirichlet:ALPHA[:FORM], pathological:CLASSES[:FORM], hsu:ALPHA, "
     "quantity:ALPHA, by-user, by-domain, longtail:FACTOR/PARTITION."
 )
 Dataset = Annotated[
@@ -53,7 +53,9 @@ Download = Annotated[bool, typer.Option("--download", help="Download the dataset
 Target = Annotated[str | None, typer.Option(help="For a csv or Parquet file: the column with the class.")]
 ClientColumn = Annotated[
     str | None,
-    typer.Option(help="For a csv or Parquet file: the column that says whose row it is; dealt out by-user."),
+    typer.Option(
+        help="For a csv or Parquet file: the column that says whose row it is; partitioned by-user."
+    ),
 ]
 Features = Annotated[
     str | None,
@@ -69,7 +71,7 @@ ClientFolders = Annotated[
     bool,
     typer.Option(
         "--client-folders",
-        help="For a folder of images: it holds a folder per client, with one per class in it; dealt out by-user.",
+        help="For a folder of images: it holds a folder per client, with one per class in it; partitioned by-user.",
     ),
 ]
 

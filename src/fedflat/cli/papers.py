@@ -72,7 +72,9 @@ def list_papers(
 
 @app.command(rich_help_panel=PAPERS)
 def reproduce(
-    preset: Annotated[str, typer.Argument(help="Such as fedwmsam/table1; `fedflat papers` lists them.")],
+    preset: Annotated[
+        str, typer.Argument(help="A preset, for example fedwmsam/table1; `fedflat papers` lists them.")
+    ],
     cells: Annotated[
         str | None, typer.Option(help="Only these columns, or those that begin so: fashion-mnist.")
     ] = None,
@@ -100,7 +102,7 @@ def reproduce(
     download: Download = False,
     keep_states: KeepStates = False,
 ) -> None:
-    """Run cells of a paper's table and print ours beside theirs. The same command goes on where it was stopped."""
+    """Run cells of a paper's table and print ours beside theirs. Repeat the command to resume."""
     from ..experiments.build import fetch_missing
     from ..experiments.caveats import all_caveats, merged, protocol_caveats
     from ..experiments.changes import parse_changes
@@ -164,7 +166,7 @@ def reproduce(
     for name, problem in failed.items():
         console.print(headed(f"{name}:", "red", problem), highlight=False, soft_wrap=True)
     if interrupted:
-        console.print("Interrupted; the same command goes on where it was.")
+        console.print("Interrupted; repeat the command to resume.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)

@@ -12,7 +12,7 @@ import typer
 from .app import LOOK, app, console
 
 Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")]
-Last = Annotated[int, typer.Option(help="Accuracy is the mean of so many last tests.", min=1)]
+Last = Annotated[int, typer.Option(help="Accuracy is the mean of this many last tests.", min=1)]
 Target = Annotated[
     float | None,
     typer.Option(help="Rounds, seconds and traffic to this accuracy, such as 0.8.", min=0, max=1),
@@ -57,7 +57,7 @@ def watch(
     target: Target = None,
     splits: Splits = True,
 ) -> None:
-    """Serve the same page while runs go on; it follows them, and new runs appear. Ctrl-C ends it."""
+    """Serve the report while runs train; it follows them, and new runs appear. Ctrl-C ends it."""
     from ..report.content import Content
     from ..report.server import ReportServer, is_loopback
 

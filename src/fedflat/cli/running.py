@@ -142,7 +142,7 @@ def run(
             "\nWhere to go next\n"
             "  fedflat methods                    every method, what it sends, keeps and costs\n"
             "  fedflat run --method fedwmsam      one method; fedflat run --help lists the options\n"
-            '  fedflat run --method "fedgmt + local-ascent(rho=0.05)"   a method nobody has published\n'
+            '  fedflat run --method "fedgmt + local-ascent(rho=0.05)"   an unpublished method\n'
             "  README.md                          ten lines of Python, and how to write a mechanism",
             highlight=False,
             soft_wrap=True,
@@ -158,7 +158,7 @@ def resume(
         int | None, typer.Option(help="Another number of rounds: a finished run is trained on.", min=1)
     ] = None,
 ) -> None:
-    """Go on with a run after Ctrl-C, a crash or a power cut: the result has the same bits as without it."""
+    """Resume a run after Ctrl-C, a crash or a power cut: the result has the same bits as without it."""
     from ..data.on_nodes import GO_ON, ON_NODES
     from ..experiments.run import experiment_of, is_done
 
@@ -171,7 +171,7 @@ def resume(
     if experiment.dataset == ON_NODES:
         longer = "" if rounds is None else f"write rounds: {rounds} into the experiment.yaml of its app, "
         raise FedflatError(
-            f"{directory} is a run of a real federation, whose data is on the clients' own nodes. To go on with it, "
+            f"{directory} is a run of a real federation, whose data is on the clients' own nodes. To resume it, "
             f"{longer}start the server and the nodes where they have stopped, then {GO_ON}."
         )
     notes = [] if rounds is None else [f"Its rounds were changed to {rounds} by `fedflat resume`."]

@@ -37,7 +37,7 @@ def sweep(
 ) -> None:
     """Run a grid: every method with every value of `--set key=a,b,c` and every seed.
 
-    What is done is skipped and what was interrupted is gone on with, so the same command continues a sweep.
+    What is done is skipped and what was interrupted is resumed: repeat the command to continue a sweep.
     """
     from ..experiments.build import fetch_missing
     from ..experiments.caveats import all_caveats
@@ -71,7 +71,7 @@ def sweep(
     for name, problem in failed.items():
         console.print(headed(f"{name}:", "red", problem), highlight=False, soft_wrap=True)
     if interrupted:
-        console.print("Interrupted; the same command goes on.")
+        console.print("Interrupted; repeat the command to resume.")
         raise typer.Exit(130)
     console.print(f"{len(cells) - len(failed)} of {len(cells)} runs are in {place}. Compare them with")
     console.print(f"  fedflat compare {place}", highlight=False, soft_wrap=True)
@@ -120,7 +120,7 @@ class GridProgress:
         self._bar.console.print("Stopping after the rounds under way; press Ctrl-C again to stop at once.")
 
     def round(self, cell: Cell, done: int, accuracy: float | None) -> None:
-        """A run has done so many rounds."""
+        """Show how many rounds a run has done."""
         self._done[cell.name] = done
         shown = cell.name if accuracy is None else f"{cell.name} {accuracy:.1%}"
         self._bar.update(self._task, completed=sum(self._done.values()), last=shown)

@@ -125,11 +125,11 @@ def _interrupted(directory: Path | None, when: str, left: list[str]) -> NoReturn
     else:
         command = f"fedflat resume {shlex.quote(str(directory))}"
         console.print(
-            f"Stopped {when}. Go on with\n  {command}", markup=False, highlight=False, soft_wrap=True
+            f"Stopped {when}. Resume it with\n  {command}", markup=False, highlight=False, soft_wrap=True
         )
     if left:
         console.print(
-            f"Not begun: {', '.join(left)}. (`fedflat sweep` goes on with all runs by the same command.)",
+            f"Not begun: {', '.join(left)}. (`fedflat sweep` resumes all of its runs when it is repeated.)",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -31,7 +31,7 @@ def tune(
         typer.Option(help="Directory for the study. (default: runs/ and the file's name and -tune)"),
     ] = None,
 ) -> None:
-    """Search for good settings with Optuna (extra `tune`); the same command goes on with an interrupted study.
+    """Search for good settings with Optuna (extra `tune`); repeat the command to resume an interrupted study.
 
     Settings are chosen by accuracy on the test set: the best accuracy is optimistic, no estimate for new data.
     """

@@ -79,7 +79,7 @@ def _value(parts: list[Tensor], like: Tensor) -> Tensor:
 
 
 class Unsent:
-    """Buffers that are not persistent. Nobody sends or keeps them, so training has to leave them as they are."""
+    """Buffers that are not persistent. They do not travel, so training has to leave them as they are."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

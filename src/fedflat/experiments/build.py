@@ -79,7 +79,7 @@ def make_ray(experiment: Experiment, seed: int) -> Ray:
 
 
 def make_partition(given: str | dict[str, Any]) -> Partition:
-    """How data is dealt out, from its text or its parts."""
+    """Make a partition from its text or its parts."""
     if isinstance(given, str):
         return parse_partition(given)
     if not isinstance(given.get("name"), str):
@@ -88,7 +88,7 @@ def make_partition(given: str | dict[str, Any]) -> Partition:
 
 
 def check_dataset(experiment: Experiment) -> bool:
-    """Whether there is such a dataset, without reading it; an error where there is none."""
+    """Whether the dataset exists, without reading it; an error where there is none."""
     name = experiment.dataset
     path = Path(name)
     if name == ON_NODES:
@@ -106,7 +106,7 @@ def check_dataset(experiment: Experiment) -> bool:
 
 
 def check_path(name: str) -> None:
-    """Whether the system can look for such a file at all: a name may be too long, or hold what none may."""
+    """Whether the system can look for the file at all: a name may be too long, or hold what none may."""
     try:
         os.stat(name)
     except ValueError:
@@ -129,7 +129,7 @@ def check_fits(experiment: Experiment, key: str) -> None:
 
 
 def check_model(name: str) -> None:
-    """Whether there is such a model."""
+    """Check that the model exists."""
     bare = name.partition(":")[0]
     if bare not in model_names():
         raise FedflatError(f"there is no model '{bare}'.{nearest(bare, model_names())}")
@@ -168,7 +168,7 @@ def fetch_missing(experiments: Iterable[Experiment]) -> None:
 
 
 def make_federation(experiment: Experiment, seed: int) -> Federation:
-    """The dataset, dealt out."""
+    """The dataset, partitioned."""
     if experiment.dataset == ON_NODES:
         raise FedflatError(
             "The data of this experiment is on the clients' own nodes, and cannot be looked at here: only "

@@ -62,7 +62,7 @@ def _listed(values: Iterable[str]) -> str:
 
 
 def kept_caveats(run: str | Path) -> list[str]:
-    """Those in a run's run.json; none where there is no such file."""
+    """Those in a run's run.json; none where there is no run.json."""
     if not (Path(run) / "run.json").exists():
         return []
     found = read_settings(run).get("notes", [])

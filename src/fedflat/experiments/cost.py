@@ -101,7 +101,7 @@ def run_cost(experiment: Experiment) -> RunCost:
 
 
 def times(rounds: int, every: int) -> int:
-    """How often something happens that happens every so many rounds, and in the last."""
+    """How often something happens that happens at an interval of rounds, and in the last."""
     return math.ceil(rounds / every)
 
 
@@ -140,7 +140,7 @@ def _measuring(
 
 
 def _products(vectors: int, together: int = 1) -> Passes:
-    """Of the Hessian with so many vectors: some at a time share a forward and a backward pass."""
+    """Passes of Hessian-vector products: some vectors at a time share a forward and a backward pass."""
     shared = math.ceil(vectors / together)
     return Passes(shared, shared + vectors)
 

@@ -104,7 +104,7 @@ def take_landscapes(
     seed: int = 0,
     jobs: int = 1,
 ) -> dict[str, dict[str, Any]]:
-    """The loss around the models of several runs, by run directory; each is written there, and gone on with.
+    """The loss around the models of several runs, by run directory; each is written there, and resumed.
 
     All are seen along the same random numbers, each on its own run's data.
     """

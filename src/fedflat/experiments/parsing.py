@@ -72,7 +72,7 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int]) -> Problem | N
         if before is not None:
             return Problem(here, f"it is there twice, first in line {before}; keep one.")
         if key.tag.split(":")[-1] not in ("str", "merge"):
-            return Problem(here, "there is no such key.")
+            return Problem(here, "there is no key of this name.")
         problem = _walk(value, here, lines)
         if problem is not None:
             return problem

@@ -66,7 +66,7 @@ def _sentence(place: Place, items: list[Any]) -> str:
     first = items[0]
     if first["type"] == "extra_forbidden":
         section = SECTIONS[str(place[0]) if len(place) > 1 else ""]
-        return f"there is no such key.{nearest(str(place[-1]), section.model_fields)}"
+        return f"there is no key of this name.{nearest(str(place[-1]), section.model_fields)}"
     name, given = place[-1], first["input"]
     kinds = {item["type"]: item.get("ctx", {}) for item in items}
     if "literal_error" in kinds and isinstance(given, str):

@@ -80,7 +80,7 @@ def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
         read_settings(run, to_resume=to_run)  # before keys that another version may have
     if not path.exists():
         raise FedflatError(
-            f"{run} was not started from the command line or an experiment: go on with it in Python, with the same "
+            f"{run} was not started from the command line or an experiment: resume it in Python, with the same "
             f"arguments and train(..., out='{run}', resume=True); the weights of a finished one are in its "
             "model.safetensors."
         )
@@ -92,7 +92,7 @@ def experiment_of(run: str | Path, to_run: bool = False) -> Experiment:
 
 
 def is_done(run: str | Path, rounds: int | None = None) -> bool:
-    """Whether a run directory holds a finished run, of at least so many rounds."""
+    """Whether a run directory holds a finished run, of at least this many rounds."""
     if not (Path(run) / "model.safetensors").exists():
         return False
     settings = read_settings(run)

@@ -43,7 +43,9 @@ class RaySection(_Section):
     gpus_per_actor: NotNegative = Field(default=0.0, description="with 0.25, four actors share a GPU")
     deadline: Positive | None = Field(default=None, description="seconds that a client may take")
     on_deadline: Literal["wait", "skip", "stop"] = "wait"
-    attempts: Count = Field(default=3, description="so often a client may lose its actor")
+    attempts: Count = Field(
+        default=3, description="give up after a client has lost its actor this many times"
+    )
     patience: Positive = Field(default=300.0, description="seconds to wait while there is no actor at all")
     ahead: Annotated[int, Field(ge=0, strict=True)] | None = Field(
         default=None, description="finished uploads that may wait for their turn"
@@ -76,7 +78,9 @@ class _Problem(_Section):
         default=None,
         description="of a folder of images: whether it holds a folder per client, with one per class",
     )
-    test_samples: Count | None = Field(default=None, description="test on at most so many, evenly spaced")
+    test_samples: Count | None = Field(
+        default=None, description="test on at most this many samples, evenly spaced"
+    )
     stand_in: bool = Field(default=False, description="made-up data if the dataset is not on this machine")
     augment: str | None = Field(default=None, description="how training images are augmented")
     partition: str | dict[str, Any] = Field(

@@ -29,7 +29,7 @@ POLL = 0.2
 """Seconds between looks at whether to stop."""
 HOW = {"rounds", "engine", "ray", "trackers", "data", "download", *TrainingSettings.HOW}
 """What may differ between two runs of the same numbers."""
-DIED = "its process died; the system may have run out of memory. The same command goes on."
+DIED = "its process died; the system may have run out of memory. Repeat the command to resume."
 STOPPED = "stopped"
 
 
@@ -83,7 +83,7 @@ class Watcher(Protocol):
     """Whom a sweep tells about its progress."""
 
     def round(self, cell: Cell, done: int, accuracy: float | None) -> None:
-        """A run has done so many rounds."""
+        """Show how many rounds a run has done."""
 
     def finished(self, cell: Cell, problem: str | None) -> None:
         """A run has ended: well, or with a sentence that says why not."""
@@ -98,7 +98,7 @@ def run_cells(
 ) -> dict[str, str]:
     """Run what is not done yet, `jobs` at a time; sentences for those that failed.
 
-    What only going on with a run needs is removed when it is done, unless `keep_states`: all clients' states of all
+    What only resuming a run needs is removed when it is done, unless `keep_states`: all clients' states of all
     runs fill disks. A run that takes its process down fails alone. With several jobs each runs its clients in its own
     process, unless the experiment names an engine.
     """
@@ -211,7 +211,7 @@ def _look(cell: Cell) -> tuple[bool, str | None]:
 
 
 def _serve(pipe: Connection, alone: bool, keep_states: bool) -> None:
-    """Do runs until there is nothing left to do, or nobody to do it for."""
+    """Do runs until there is nothing left to do, or the parent has gone."""
     end_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with contextlib.suppress(EOFError, OSError):
@@ -224,7 +224,7 @@ def _run_cell(cell: Cell, pipe: Connection, alone: bool, keep_states: bool) -> s
     from .run import run_experiment
 
     def report(round: RoundRecord) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any longer: then it stops after this round
+        with contextlib.suppress(OSError):  # the parent has gone: then it stops after this round
             pipe.send(("round", round.index + 1, round.accuracy))
 
     experiment = cell.experiment.with_defaults()

@@ -27,7 +27,7 @@ from .record import RoundRecord
 from .settings import TrainingSettings
 
 PATIENCE = {"stop": 3, "restore": 10}
-"""So many rounds in a row may come to nothing, without a finite upload or undone, before the run ends."""
+"""Rounds in a row that may come to nothing, without a finite upload or undone, before the run ends."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class TrainingLoop:
     directory: RunDirectory | None = None
     stop: Callable[[], bool] | None = None
     overlap: bool | None = None
-    """whether a round's model may be tested while the next one trains; None: where nobody could tell"""
+    """whether a round's model may be tested while the next one trains; None: where no callback could tell"""
     _told: bool = False
     """whether a person knows that uploads are refused"""
     _lost: int = 0
@@ -202,7 +202,7 @@ class TrainingLoop:
         ]
 
     def _judge(self, record: RoundRecord, spoiled: bool, cause: str) -> None:
-        """End the run where a round came to nothing because numbers are no longer finite, or count such rounds."""
+        """End the run where a round came to nothing because numbers are no longer finite, or count these rounds."""
         server = self.server
         found = server.undone or ("every upload holds NaN or infinite values." if spoiled else None)
         if server.accepted:
@@ -214,7 +214,7 @@ class TrainingLoop:
         record.undone = f"{found} {cause}"
         if server.undone is not None and self.settings.on_divergence == "stop":
             raise Diverged(
-                f"round {record.index}: {record.undone} With on_divergence='restore' such rounds are undone, and the "
+                f"round {record.index}: {record.undone} With on_divergence='restore' it is undone, and the "
                 "run goes on."
             )
         if self._lost >= min(PATIENCE[self.settings.on_divergence], self.settings.rounds):
@@ -225,13 +225,13 @@ class TrainingLoop:
             self.directory.log(f"undone: round {record.index}: {record.undone}")
 
     def _tell(self, refused: list[tuple[int, str]], active: int) -> None:
-        """Warn of the first refused uploads: nobody looks for them in the history of a run that says nothing."""
+        """Warn of the first refused uploads: a run that says nothing is not searched for them."""
         self._told = True
         (client, sentence), count = refused[0], len(refused)
         reason = ""
         if "NaN" in sentence:
             reason = (
-                " Its data holds such values: fill or drop them."
+                " Its data holds NaN or infinite values: fill or drop them."
                 if self._has_spoiled_data(client)
                 else " A lower lr may help."
             )
@@ -244,7 +244,7 @@ class TrainingLoop:
     def _cause(self, lr: float, losses: dict[int, float], refused: list[tuple[int, str]]) -> str:
         """What the most likely reason is, if the round comes to nothing."""
         if not losses and refused and self._has_spoiled_data(refused[0][0]):
-            return f"The data of client {refused[0][0]} holds such values: fill or drop them."
+            return f"The data of client {refused[0][0]} holds NaN or infinite values: fill or drop them."
         return likely_cause(lr, losses)
 
     def _has_spoiled_data(self, client: int) -> bool:
@@ -278,7 +278,7 @@ class TrainingLoop:
         return self.callbacks.round(record)
 
     def _keep(self, done: int, last: bool, stopping: bool) -> bool:
-        """Make what is there after so many rounds last, if it is time; whether to stop here."""
+        """Write a checkpoint, if one is due; whether to stop here."""
         stopping = stopping or (self.stop is not None and self.stop())
         if self.directory is not None and (
             self.directory.keep_states if last else stopping or self.directory.due(done)

@@ -187,7 +187,7 @@ def _kept(out: Path | None, name: str, make: Callable[[], str] | None = None) ->
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Whether there are such trackers."""
+    """Whether there are trackers of these names."""
     for name in names:
         if name not in TRACKERS:
             raise FedflatError(f"There is no tracker '{name}'.{nearest(name, TRACKERS)}")

@@ -1,7 +1,7 @@
 """A real federation over Flower: fedflat's round loop on the server, fedflat's local round on every node.
 
 A Flower app needs two names, and both come from here: `app = server_app("experiment.yaml")` on the server and
-`app = client_app(load)` on the nodes. `fedflat federate init` writes such an app.
+`app = client_app(load)` on the nodes. `fedflat federate init` writes an app of this kind.
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ class Flower:
         self._grid, self._nodes, self._model, self._run = grid, nodes, model, run
         self.patience, self._report = patience or Limits(), report
         self._round: int | None = None
-        """known as soon as somebody has been asked"""
+        """known as soon as a client has been asked"""
         self._said: dict[int, int] = {}
-        """how many samples a client has by its first reply, where nobody asked before"""
+        """how many samples a client has by its first reply, where it was not asked before"""
 
     def open(self, job: Job) -> None:
         """Write the terms down."""
@@ -122,7 +122,7 @@ class Flower:
         download: Callable[[int], Download],
         state: Callable[[int], dict[str, Tensor]],
     ) -> Iterator[Upload | Missing]:
-        """All at once, folded in the order of `clients`; nobody is waited for after the deadline."""
+        """All at once, folded in the order of `clients`; no client is waited for after the deadline."""
         self._end, self._round = time.monotonic() + self.patience.deadline, None
         connected = self._nodes.connected()
         answers: dict[int, Upload | Missing] = {
@@ -270,7 +270,7 @@ class Flower:
         if upload.samples != agreed:
             raise Malformed(
                 f"it says {upload.samples} samples, {agreed} are agreed on. If its data has changed, start the run "
-                "again to go on with it."
+                "again to resume it."
             )
         local = self._job.local
         if local.steps is None and withheld:
@@ -282,14 +282,14 @@ class Flower:
     def _too_few(
         self, clients: Sequence[int], answers: dict[int, Upload | Missing], good: int, minimum: int
     ) -> Iterator[Missing]:
-        """Stop, or go on as if nobody had answered."""
+        """Stop, or continue as if no client had answered."""
         reasons = [f"client {a.client}: {a.reason}" for a in answers.values() if isinstance(a, Missing)]
         sentence = f"{good} of {len(clients)} clients answered as they should, {minimum} must"
         if self.patience.too_few == "stop":
             place = "" if self._round is None else f"round {self._round}: "
             raise FedflatError(
-                f"{place}{sentence}. {' '.join(reasons)} Start the run again to go on with this round; `too-few` "
-                "skip would leave such rounds out, `min-replies` asks for fewer."
+                f"{place}{sentence}. {' '.join(reasons)} Start the run again to resume this round; `too-few` "
+                "skip would leave these rounds out, `min-replies` asks for fewer."
             )
         say(logging.WARNING, f"the round is left out: {sentence}")
         for client in clients:

@@ -67,7 +67,7 @@ def _write(directory: Path, files: dict[str, tuple[bytes, int]]) -> None:
     with explained(f"{directory} cannot be written"):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, (content, mode) in files.items():
-            # made with its mode, so that nobody can read it even for a moment
+            # made with its mode, so that no other user can read it even for a moment
             descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)

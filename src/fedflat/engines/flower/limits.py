@@ -21,7 +21,7 @@ class Limits:
     min_replies: float = number(default=0.5, at_least=0, at_most=1)
     """share of a round's clients that must answer, at least one"""
     too_few: str = choice("stop", "skip", default="stop")
-    """when fewer answer: stop the run, which can be gone on with, or skip the round, which then changes nothing"""
+    """when fewer answer: stop the run, which can be resumed, or skip the round, which then changes nothing"""
     retries: int = number(default=1, at_least=0, whole=True)
     """how often a client whose node failed or vanished is asked again within the deadline"""
     lost_state: str = choice("refuse", "restart", default="refuse")
@@ -33,5 +33,5 @@ class Limits:
         check_parameters(self, "Limits")
 
     def minimum(self, clients: int) -> int:
-        """How many of so many clients must answer."""
+        """How many of a round's clients must answer."""
         return max(1, math.ceil(self.min_replies * clients))

@@ -19,5 +19,5 @@ def to_console() -> None:
 
 
 def say(level: int, sentence: str, problem: BaseException | None = None) -> None:
-    """One line; of an exception nobody expected, where it came from too."""
+    """One line; of an unexpected exception, where it came from too."""
     _log.log(level, "%s", sentence, exc_info=problem)

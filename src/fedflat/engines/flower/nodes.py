@@ -31,7 +31,7 @@ ENTRIES = 2**26
 CLASSES = 2**20
 VOCABULARY = 2**24
 SAMPLES = 2**40
-"""What nobody has more of."""
+"""More than any node has."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Nodes:
         if self._ask_samples and samples is not None and self._samples.setdefault(client, samples) != samples:
             raise Malformed(
                 f"client {client} had {self._samples[client]} samples when it came first, and has {samples} now. "
-                "Start the run again to go on with what it has."
+                "Start the run again to resume with what it has."
             )
         self._failed.pop(node, None)
         self._node[client], self._facts[client] = node, facts

@@ -138,7 +138,7 @@ def leaving(
         elif (part, name) in MEANING:
             meaning = MEANING[part, name]
         else:
-            raise FedflatError(f"A client's reply holds '{name}' ({part}), and nobody has said what that is.")
+            raise FedflatError(f"A client's reply holds '{name}' ({part}), which is not described.")
         found.append(Field(part, name, meaning, depends, noise))
     cost = method.cost
     return Leaving(tuple(found), cost.client, cost.server_per_client, method.noise)

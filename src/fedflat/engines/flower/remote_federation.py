@@ -56,11 +56,11 @@ class RemoteFederation(Federation):
         return {**about, "test_samples": 0 if self.test is None else len(self.test)}
 
     def labels_by_client(self) -> None:
-        """Nobody told."""
+        """Unknown: the labels are on the nodes."""
         return None
 
     def size(self, number: int) -> int:
-        """Nobody told."""
+        """Unknown: the labels are on the nodes."""
         self._elsewhere()
 
     def client(self, number: int) -> Shard:

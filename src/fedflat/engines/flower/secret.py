@@ -1,4 +1,4 @@
-"""A node's secret: what its noise is drawn from, so that nobody who knows the run's seed can take the noise away."""
+"""A node's secret: what its noise is drawn from, so that the run's seed does not help to take the noise away."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def serve(
     nodes: Nodes | None = None,
     given: Given | None = None,
 ) -> Run:
-    """Run an experiment; a run that is in `out` already is gone on with. `nodes` spares asking again who there is."""
+    """Run an experiment; a run that is in `out` already is resumed. `nodes` spares asking again who there is."""
     patience = patience or Limits()
     filled = experiment.with_defaults()
     if not isinstance(filled.seed, int):

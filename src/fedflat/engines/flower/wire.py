@@ -156,7 +156,7 @@ def _report(content: RecordDict) -> dict[str, float]:
 def _check_range(name: str, vector: Tensor) -> None:
     """No entry may be so large that sums and squares of a round overflow: one client could undo every round.
 
-    That is the fourth root of what a float can be, 4e9 in single precision; of buffers, which nobody squares and
+    That is the fourth root of what a float can be, 4e9 in single precision; of buffers, which are not squared and
     which may be whole numbers, what 64 bits hold. NaN and infinity the server refuses, but for a mask's.
     """
     finite = vector if is_finite(vector) else vector[torch.isfinite(vector)]

@@ -83,7 +83,7 @@ class ClientActor:
 
 
 def fingerprint(federation: Federation) -> str:
-    """What tells other data, or the same data dealt out in another way, from a federation."""
+    """What tells other data, or data partitioned in another way, from a federation."""
     from zlib import crc32
 
     labels = federation.labels_by_client()

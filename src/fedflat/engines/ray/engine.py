@@ -59,7 +59,7 @@ class Ray:
         deadline: seconds that a client may take on its actor.
         on_deadline: what becomes of one that takes longer: `"wait"` for it and warn, `"skip"` it in this round, or
             `"stop"` the run.
-        attempts: so often a client may lose its actor before the run is given up.
+        attempts: give up after a client has lost its actor this many times.
         patience: seconds to wait while there is no actor at all, such as for an autoscaler.
         ahead: how many finished uploads may wait in memory for their turn; by default as many as there are actors.
         data: makes the federation on every node, from files there; by default the data is sent to every node once.
@@ -303,7 +303,7 @@ class Ray:
         )
         if self.on_deadline == "stop":
             raise FedflatError(
-                f"{sentence}. Give it more time with deadline=, or leave such clients out with on_deadline='skip'."
+                f"{sentence}. Give it more time with deadline=, or leave slow clients out with on_deadline='skip'."
             )
         if self.on_deadline == "wait":
             warnings.warn(f"{sentence}; it is waited for.", stacklevel=2)

@@ -59,8 +59,8 @@ class Pool:
 
     Args:
         resources: of each actor.
-        attempts: so often in a row actors may fail to start before the run is given up.
-        patience: so many seconds there may be no actor at all.
+        attempts: give up after actors have failed to start this many times in a row.
+        patience: seconds to wait while there is no actor at all.
     """
 
     def __init__(self, resources: Resources, attempts: int, patience: float) -> None:
@@ -97,7 +97,7 @@ class Pool:
             self._actors.append(self._request())
 
     def rest(self) -> None:
-        """Let actors finish what nobody waits for any more; those that do not within a second are let go."""
+        """Let actors finish what is no longer waited for; those that do not within a second are let go."""
         busy = {actor.reference: actor for actor in self.busy()}
         if not busy:
             return

@@ -30,7 +30,7 @@ def end_with_parent() -> None:
 
 
 def _ask_the_system() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # no such library, or no such call in it
+    with contextlib.suppress(OSError, AttributeError):  # without the library, or the call in it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 

@@ -100,7 +100,7 @@ function drawTable() {
   const reported = state.data.runs.filter((run) => run.tested_by_clients);
   if (reported.length) {
     const whose = reported.length === state.data.runs.length ? "" : ` of ${reported.map((run) => run.label).join("; ")}`;
-    find("legend-hint").textContent += ` Accuracy and loss${whose} are reported by clients: the server has no test set, and each client tests the model that it receives on its own test set, or else on what it trains on. Nobody has tested the model of the last round.`;
+    find("legend-hint").textContent += ` Accuracy and loss${whose} are reported by clients: the server has no test set, and each client tests the model that it receives on its own test set, or else on what it trains on. The model of the last round has not been tested.`;
   }
 }
 
