@@ -1,7 +1,7 @@
 """How private a training is: from what is in a client's reply, never from memory.
 
 A small client goes through the same code as a client on a node, several times: with other samples, and with another
-secret. What is in its reply is all that leaves (`federation.reply`). What differs with the samples depends on them;
+secret. What is in its reply is all that leaves (`reply.py`). What differs with the samples depends on them;
 what differs with the secret too carries noise.
 
 With `private-uploads` every vector that leaves is clipped to C and carries noise of deviation σC. Other data in a
