@@ -139,7 +139,7 @@ def test_schedules_within_a_round_that_cannot_be(text, says):
 
 
 def test_a_number_is_no_schedule():
-    with pytest.raises(ff.FedflatError, match="There is no schedule '0.5'"):
+    with pytest.raises(ff.FedflatError, match=r"There is no schedule '0\.5'"):
         ff.LocalSGD(schedule=0.5)
-    with pytest.raises(ff.FedflatError, match="There is no schedule '0.5'"):
+    with pytest.raises(ff.FedflatError, match=r"There is no schedule '0\.5'"):
         ff.LocalSGD(within=0.5)
