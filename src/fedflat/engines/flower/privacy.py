@@ -189,7 +189,7 @@ def _reply(
         )
     flat = FlatModel(module)
     server = Server(flat.vector.clone(), method, 1, buffers=flat.read_buffers())
-    server.open(0, local.lr)
+    server.open(0, local.lr, local.rate_sum)
     download = server.download(0)
     training = ClientRound(flat, method, local, F.cross_entropy, 0, buffers)
     key = training.secret = bytes([secret]) * 32
