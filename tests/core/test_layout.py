@@ -42,7 +42,7 @@ def test_outputs_and_gradients_of_the_plain_module(name: str):
     y = torch.randint(10, (5,))
     torch.testing.assert_close(model.module(x), reference(x), rtol=1e-9, atol=1e-10)
     F.cross_entropy(reference(x), y).backward()
-    found = model.named(model.gradient(lambda m: F.cross_entropy(m(x), y)))
+    found = model.layout.named(model.gradient(lambda m: F.cross_entropy(m(x), y)))
     for parameter, value in reference.named_parameters():
         torch.testing.assert_close(found[parameter], value.grad, rtol=1e-8, atol=1e-10)
     kernels = [p for p in model.parameters if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
@@ -66,7 +66,7 @@ def test_a_module_of_one_s_own_keeps_its_order_in_memory():
     module[1].weight.data = torch.randn(5, 6).T
     before = {name: value.clone() for name, value in module.named_parameters()}
     model = FlatModel(module)
-    for name, view in model.named(model.vector).items():
+    for name, view in model.layout.named(model.vector).items():
         assert torch.equal(view, before[name])
     assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert module[1].weight.stride() == (1, 6)

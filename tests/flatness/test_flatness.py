@@ -572,9 +572,9 @@ def test_the_hessian_of_convolutions(shape, build):
 
     def product(surface: ff.Surface) -> dict[str, Tensor]:
         vector = torch.empty_like(surface.w)
-        for name, view in surface.model.named(vector).items():
+        for name, view in surface.model.layout.named(vector).items():
             view.copy_(named[name])
-        return surface.model.named(surface.hessian_times(vector[None])[0])
+        return surface.model.layout.named(surface.hessian_times(vector[None])[0])
 
     expected = product(theirs)
     for name, piece in product(ours).items():
@@ -607,7 +607,7 @@ def test_sparse_and_dense_embeddings_measure_alike(name):
 def test_padding_is_a_constant():
     surface = ff.Surface(text(True), words())
     for draw in (unit(surface, 0, "radius", 0), signs(surface, 0, "trace", 0)):
-        rows = surface.model.named(draw)["embedding.weight"]
+        rows = surface.model.layout.named(draw)["embedding.weight"]
         assert not rows[0].any() and rows[1:].all()
     hessian = surface.hessian_times(torch.eye(surface.size, dtype=torch.float64))
     torch.testing.assert_close(hessian, hessian.T)

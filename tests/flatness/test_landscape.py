@@ -31,8 +31,8 @@ def data() -> Shard:
 def test_filters_of_a_direction_are_as_long_as_the_model_s(data):
     model = FlatModel.of(network())
     surface = Surface(model, data)
-    direction = model.named(filter_normalised(surface, 0, 0))
-    for name, w in model.named(model.vector).items():
+    direction = model.layout.named(filter_normalised(surface, 0, 0))
+    for name, w in model.layout.named(model.vector).items():
         if name.endswith("bias"):
             assert not direction[name].any()
         else:

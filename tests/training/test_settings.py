@@ -29,7 +29,11 @@ from fedflat.experiments.fields import with_keys
 from fedflat.experiments.schema import Experiment, LocalSection
 
 FIELDS = dataclasses.fields(ff.TrainingSettings)
-LOCAL = [field for kind in OPTIMISERS.values() for field in dataclasses.fields(kind)]
+LOCAL = {
+    f"{name}: {field.name}": (kind, field)
+    for name, kind in OPTIMISERS.items()
+    for field in dataclasses.fields(kind)
+}
 
 
 def words(text: str) -> str:
@@ -67,13 +71,15 @@ def test_a_setting_is_everywhere(field: dataclasses.Field, shown: str, written: 
     assert place[name] == (1 if name == "rounds" else [] if name == "measure" else field.default)
 
 
-@pytest.mark.parametrize("field", LOCAL, ids=lambda field: field.name)
-def test_a_setting_of_the_optimiser_is_everywhere(field: dataclasses.Field, shown: str, written: dict):
+@pytest.mark.parametrize("case", LOCAL)
+def test_a_setting_of_the_optimiser_is_everywhere(case: str, shown: str, written: dict):
+    kind, field = LOCAL[case]
     key = LocalSection.model_json_schema()["properties"][field.name]
     assert key["description"] == field.metadata["help"]
     assert f"--{field.name.replace('_', '-')} " in shown
     assert words(field.metadata["help"])[1:] in shown
-    assert field.name in written["local"]
+    assert field.name in kind().to_dict()
+    assert kind is not ff.LocalSGD or field.name in written["local"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from test_reference import SCHEDULE, SHAPE, SIZES, network, problem
 from torch import Tensor, nn
 
 import fedflat as ff
-from fedflat.client.round import ClientRound
 from fedflat.core.messages import Download, Upload
 from fedflat.engines.inprocess import InProcess
 from fedflat.server.server import Server
@@ -109,7 +108,7 @@ class Backwards:
         for client in reversed(clients):
             job = self.job
             model = ff.FlatModel(copy.deepcopy(self.module), job.model.vector.dtype)
-            training = ClientRound(model, job.method, job.sgd, job.loss, job.seed, job.buffers)
+            training = job.client_round(model)
             done[client] = training.run(
                 client, job.federation.client(client), download(client), state(client)
             )

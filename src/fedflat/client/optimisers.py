@@ -35,7 +35,7 @@ class LocalOptimiser:
     """
 
     lr: float = number(default=0.1, above=0, help="learning rate")
-    weight_decay: float = number(default=0.0, at_least=0, help="factor on the weights, added to the gradient")
+    weight_decay: float = number(default=0.0, at_least=0, help="factor on the weights, beside the gradient")
     epochs: int | None = number(
         default=None, at_least=1, optional=True, whole=True, help="over the client's samples, every round"
     )
@@ -46,7 +46,7 @@ class LocalOptimiser:
     lr_decay: float = number(default=1.0, above=0, at_most=1, help="factor on lr every round")
     schedule: str = text(
         default="constant",
-        help="of lr over rounds: constant, exponential:0.998, step:100:0.1, cosine:500:0.01, warmup:10/cosine:500",
+        help="of lr over rounds: constant, exponential:0.998, step:200:0.1, cosine:500:0.01, warmup:10/cosine:500",
     )
     within: str = text(
         default="constant",

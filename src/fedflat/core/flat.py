@@ -1,4 +1,4 @@
-"""A module as one contiguous vector, and the algebra on flat vectors.
+"""A module as one contiguous vector.
 
 Trainable parameters are views of `vector`, so every piece of algebra on models is one operation on one tensor. To
 take a gradient elsewhere, let the model stand on another vector: nothing is copied, no module is duplicated.

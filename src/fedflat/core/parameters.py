@@ -1,4 +1,4 @@
-"""Parameters that say what values they take and what they mean."""
+"""Parameters that know their range."""
 
 from __future__ import annotations
 
