@@ -1,4 +1,4 @@
-"""Keys of experiment files from the fields of dataclasses, as `number`, `choice` and their like declare them."""
+"""Keys of experiment files, made from the fields of dataclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atomic and durable writing of files."""
+"""Durable writing of files."""
 
 from __future__ import annotations
 

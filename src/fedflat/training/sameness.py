@@ -1,4 +1,4 @@
-"""What identifies a run's module, loss and mechanisms, as far as can be told; for resuming it in another process."""
+"""What a resumed run must have again: its module, its loss, its mechanisms, as far as can be told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to deal one training set out to clients. Each is deterministic in its seed and returns index lists."""
+"""Ways to partition one training set over clients. Each is deterministic in its seed and returns index lists."""
 
 from .base import Partition
 from .dirichlet import Dirichlet
