@@ -1,4 +1,4 @@
-"""Oracles answer one question about a model: what is the gradient there?"""
+"""Oracles, which answer one question about a model: what its gradient is at a point."""
 
 from __future__ import annotations
 
