@@ -45,7 +45,7 @@ def _commands(run: RunFiles) -> list[dict[str, str]]:
     ]
     if not run.finished:
         place = shlex.quote(str(run.path))
-        found.insert(0, {"what": "Go on with it where it is", "command": f"fedflat resume {place}"})
+        found.insert(0, {"what": "Resume it where it is", "command": f"fedflat resume {place}"})
     for preset, cell in cells_of(run.experiment):
         words = ["fedflat", "reproduce", preset.key, "--cells", cell.column, "--rows", cell.row]
         found.append(
@@ -59,7 +59,7 @@ def _flower(run: RunFiles) -> dict[str, str]:
     words = ["flwr", "run", ".", "federation", "--stream"]
     if not run.finished:
         what = (
-            "Go on with it: start the server and the nodes where they have stopped; then, in the folder of its "
+            "Resume it: start the server and the nodes where they have stopped; then, in the folder of its "
             "Flower app,"
         )
     else:
