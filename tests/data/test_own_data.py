@@ -87,7 +87,7 @@ def rows_of(dataset: ff.Dataset) -> np.ndarray:
 
 def test_a_table_gives_back_its_rows(table: Path):
     columns = patients()
-    dataset = ff.read_table(table, "state", features=["pulse", "age"], test="held", standardise=False)
+    dataset = ff.read_table(table, "state", features=["pulse", "age"], test="held", numeric="none")
     held = np.array(columns["held"])
     inputs = np.array([columns["pulse"], columns["age"]], dtype=np.float32).T
     labels = np.array([state == "sick" for state in columns["state"]], dtype=int)
@@ -102,7 +102,7 @@ def test_a_table_gives_back_its_rows(table: Path):
 
 
 def test_features_are_all_other_numeric_columns(table: Path):
-    dataset = ff.read_table(table, "state", client="hospital", test=0.5, standardise=False)
+    dataset = ff.read_table(table, "state", client="hospital", test=0.5, numeric="none")
     shape = dataset.train[0].shape[1:]
     # age, fever, pulse and grade; in a csv file `held` is the words True and False
     assert shape == ((4,) if table.suffix == ".csv" else (5,))
@@ -110,7 +110,7 @@ def test_features_are_all_other_numeric_columns(table: Path):
 
 
 def test_classes_that_are_numbers_are_in_the_order_of_numbers(table: Path):
-    dataset = ff.read_table(table, "grade", features=["fever"], standardise=False)
+    dataset = ff.read_table(table, "grade", features=["fever"], numeric="none")
     assert dataset.class_names == ("2", "10")
     assert dataset.train[0][dataset.train[1] == 1].mean() > dataset.train[0][dataset.train[1] == 0].mean() + 1
 
@@ -126,7 +126,7 @@ def test_every_client_keeps_its_share_for_testing(table: Path):
 
 def test_clients_are_dealt_their_own_rows(table: Path):
     columns = patients()
-    dataset = ff.read_table(table, "state", client="hospital", features=["fever", "pulse"], standardise=False)
+    dataset = ff.read_table(table, "state", client="hospital", features=["fever", "pulse"], numeric="none")
     federation = ff.federate(dataset, ff.ByUser(), clients=None)
     assert len(federation) == 3
     everyone = list(zip(columns["hospital"], columns["fever"], columns["pulse"], strict=True))
@@ -145,7 +145,7 @@ def test_clients_named_by_numbers_are_in_the_order_of_numbers(tmp_path: Path):
 
 
 def test_the_test_rows_are_chosen_by_the_seed(csv_table: Path):
-    read = lambda seed: ff.read_table(csv_table, "state", standardise=False, seed=seed)  # noqa: E731
+    read = lambda seed: ff.read_table(csv_table, "state", numeric="none", seed=seed)  # noqa: E731
     assert read(3).test[0].equal(read(3).test[0])
     assert not read(3).test[0].equal(read(4).test[0])
     for seed in (3, 4):
@@ -165,13 +165,13 @@ def test_marks_of_test_rows(marks: list[str], tmp_path: Path):
         "label": [0, 1, 0, 1],
         "held": [marks[0], marks[1], marks[1], marks[0]],
     }
-    dataset = ff.read_table(write(tmp_path / "t.csv", columns), "label", test="held", standardise=False)
+    dataset = ff.read_table(write(tmp_path / "t.csv", columns), "label", test="held", numeric="none")
     assert dataset.test[0].flatten().tolist() == [0.5, 3.5]
     assert dataset.train[0].flatten().tolist() == [1.5, 2.5]
 
 
 def test_features_are_standardised_over_the_training_rows(table: Path):
-    raw = ff.read_table(table, "state", features=["age", "fever"], standardise=False)
+    raw = ff.read_table(table, "state", features=["age", "fever"], numeric="none")
     dataset = ff.read_table(table, "state", features=["age", "fever"])
     x = dataset.train[0].double()
     assert x.mean(0).abs().max() < 1e-6
@@ -195,7 +195,7 @@ def test_csv_files_as_programs_write_them(tmp_path: Path):
     path.write_bytes(
         '\ufeff"label",x,note\r\n"a, or b",1,"two\r\nlines"\r\nc,2,\r\n"a, or b",3,ü\r\nc,4,\r\n\r\n'.encode()
     )
-    dataset = ff.read_table(path, "label", test=0.5, standardise=False)
+    dataset = ff.read_table(path, "label", test=0.5, numeric="none")
     assert dataset.class_names == ("a, or b", "c")
     assert sorted(rows_of(dataset).flatten().tolist()) == [1, 2, 3, 4]
 
@@ -205,7 +205,7 @@ def test_tables_from_spreadsheets(separator: str, tmp_path: Path):
     path = tmp_path / "sheet.csv"
     lines = ["\ufeffx;who;label", "1.5;Ann, Bern;a", "2;Bo;b", "3;Cy;a", "4;Di;b"]
     path.write_text("\n".join(lines).replace(";", separator), "utf-8")
-    dataset = ff.read_table(path, "label", test=0.5, standardise=False)
+    dataset = ff.read_table(path, "label", test=0.5, numeric="none")
     assert sorted(rows_of(dataset).flatten().tolist()) == [1.5, 2, 3, 4]
     assert dataset.class_names == ("a", "b")
 
