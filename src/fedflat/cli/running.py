@@ -11,6 +11,7 @@ from ..errors import FedflatError
 from .app import TRAIN, app, console
 from .options import (
     PARTITION_HELP,
+    Categorical,
     ClientColumn,
     ClientFolders,
     Clients,
@@ -18,8 +19,12 @@ from .options import (
     Download,
     Features,
     ImageSize,
+    Missing,
+    Numeric,
     Set,
     Target,
+    Task,
+    filled_with,
     named,
     usually,
 )
@@ -71,6 +76,10 @@ def run(
     target: Target = None,
     client_column: ClientColumn = None,
     features: Features = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    missing: Missing = None,
+    task: Task = None,
     image_size: ImageSize = None,
     client_folders: ClientFolders = False,
     per_round: Annotated[
@@ -183,6 +192,10 @@ def run(
         "target": target,
         "client_column": client_column,
         "features": named(features),
+        "categorical": named(categorical),
+        "numeric": numeric,
+        "missing": filled_with(missing),
+        "task": task,
         "image_size": image_size,
         "client_folders": client_folders or None,
         "participation": per_round,

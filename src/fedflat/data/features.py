@@ -235,12 +235,12 @@ def check_gaps(where: object, columns: Columns, new: bool = False) -> None:
     ]
     said += [f"{len(found) - SHOWN} more columns"] if len(found) > SHOWN else []
     remedy = (
-        "A model that is trained with --missing median takes them"
+        "; a model that is trained with --missing median takes them"
         if new
-        else "Let the median or a number fill them (missing='median', --missing median), or leave columns out with "
+        else ", let the median or a number fill them (missing='median', --missing median), or leave columns out with "
         "features (--features)"
     )
-    raise FedflatError(f"{where} has missing values: {'; '.join(said)}. Fill or drop those rows. {remedy}.")
+    raise FedflatError(f"{where} has missing values: {'; '.join(said)}. Fill or drop those rows{remedy}.")
 
 
 def _mention_unseen(where: object, column: Categorical, unseen: Sequence[str], rows: int) -> None:

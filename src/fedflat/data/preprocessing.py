@@ -170,8 +170,8 @@ class Tensors(Preprocessing):
 
     def apply(self, rows: Any, dtype: torch.dtype = torch.float32, where: object = "The input") -> Tensor:
         raise FedflatError(
-            f"{where}: the model of '{self.dataset}' was trained on tensors of shape {self.input_shape}, and how they "
-            "were made is not known here. Make them likewise in Python, and give them to ff.load(RUN).predict()."
+            f"{where}: the model of '{self.dataset}' was trained on tensors of shape {self.input_shape}, and how "
+            "they were made is not known here. Make them likewise in Python, and give them to ff.load(RUN).predict()."
         )
 
 

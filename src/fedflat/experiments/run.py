@@ -11,7 +11,9 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from ..core.evaluation import LossFunction
 from ..data.federation import Federation
 from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..data.protocols import PROTOCOLS
@@ -89,7 +91,13 @@ def run_experiment(
             measure=filled.measure,
             on_measure=on_measure,
             notes=notes,
+            loss=loss_for(federation),
         )
+
+
+def loss_for(federation: Federation) -> LossFunction:
+    """Cross-entropy for classes, the squared error for numbers."""
+    return F.mse_loss if federation.task == "regression" else F.cross_entropy
 
 
 def _engine(filled: Experiment, seed: int) -> str | Engine:
