@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..data.preprocessing import Tensors
 from ..errors import FedflatError, nearest, reason_of, require
 from ..storage.files import replace_file
 from .predictions import check_new_file
@@ -76,9 +75,8 @@ def export(predictor: Predictor, format: str, out: str | Path, overwrite: bool =
 def _example(predictor: Predictor) -> Tensor:
     """A batch of two: of one, a compiler may conclude that it is always one."""
     assert predictor.input_shape is not None
-    about = predictor.preprocessing
-    tokens = isinstance(about, Tensors) and about.vocabulary is not None
-    return torch.zeros(2, *predictor.input_shape, dtype=torch.int64 if tokens else predictor.dtype)
+    dtype = predictor.dtype if predictor.vocabulary is None else torch.int64
+    return torch.zeros(2, *predictor.input_shape, dtype=dtype)
 
 
 def _torchscript(module: nn.Module, example: Tensor) -> bytes:

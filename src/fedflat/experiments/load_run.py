@@ -91,7 +91,7 @@ def load_trained(run: str | Path, module: nn.Module, dtype: torch.dtype, what: s
     if done or (Path(run) / LAST_FINITE).exists():
         path = Path(run) / ("model.safetensors" if done else LAST_FINITE)
         try:
-            module.load_state_dict(load_file(path))
+            module.to(dtype).load_state_dict(load_file(path))  # or weights in double precision are rounded
         except (SafetensorError, OSError) as problem:
             raise FedflatError(f"{path} cannot be read: {str(problem).splitlines()[0]}") from None
         except RuntimeError as problem:  # a head, then a line for everything that does not fit

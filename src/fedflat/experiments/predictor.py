@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..data.preprocessing import METADATA, Images, Preprocessing, Table
+from ..data.preprocessing import METADATA, Images, Preprocessing, Table, Tensors
 from ..data.readers.columns import read_columns
 from ..data.readers.images import ENDINGS, decode_images
 from ..errors import FedflatError, explained, reason_of
@@ -60,6 +60,8 @@ class Predictor:
     """what the classes are called, in the order of probabilities; empty for regression"""
     input_shape: tuple[int, ...] | None
     """of one sample as the module takes it, where that is known"""
+    vocabulary: int | None
+    """different tokens, for text"""
     dtype: torch.dtype
     run: Path
     round: int
@@ -132,7 +134,11 @@ class Predictor:
             return self._from_path(Path(data))
         if not isinstance(data, Tensor | np.ndarray):
             return Samples.of(self._need_preprocessing("The data").apply(data, self.dtype))
-        inputs = torch.as_tensor(data)
+        if isinstance(data, np.ndarray) and data.dtype.kind not in "fiub":
+            raise FedflatError(
+                f"The array holds {data.dtype} values; give numbers, or raw rows with names of columns."
+            )
+        inputs = data if isinstance(data, Tensor) else torch.from_numpy(np.array(data))
         if inputs.dtype == torch.uint8 and isinstance(about := self.preprocessing, Images):
             return Samples(len(inputs), (about.apply(part, self.dtype) for part in _parts(inputs)))
         if inputs.ndim == 0 or self.input_shape not in (None, tuple(inputs.shape[1:])):
@@ -141,7 +147,7 @@ class Predictor:
                 f"{', '.join(map(str, self.input_shape or ('...',)))}). Raw rows need names of columns: give a data "
                 "frame or a dict."
             )
-        return Samples.of(inputs.to(self.dtype) if inputs.is_floating_point() else inputs)
+        return Samples.of(inputs.to(self.dtype) if inputs.is_floating_point() else inputs.long())
 
     def _from_path(self, path: Path) -> Samples:
         about = self._need_preprocessing(path)
@@ -215,6 +221,7 @@ def load(
     about = preprocessing or read_preprocessing(run)
     shape = about.input_shape if about is not None else tuple(facts["shape"]) if "shape" in facts else None
     classes = about.classes if about is not None else facts.get("classes")
+    vocabulary = about.vocabulary if isinstance(about, Tensors) else facts.get("vocabulary")
     name = str(settings.get("model")).partition(":")[0]  # not the weights that it started from
     what = name if shape is None else f"{name} for samples of shape {shape} and {classes} outputs"
     if module is not None:
@@ -230,7 +237,7 @@ def load(
             f"and give it, ff.load({str(run)!r}, module=...)."
         )
     else:
-        module = make_model(name, shape, classes, facts.get("vocabulary"))
+        module = make_model(name, shape, classes, vocabulary)
     dtype = torch.float64 if settings.get("dtype") == "float64" else torch.float32
     model, rounds = load_trained(run, module, dtype, what)
     if (run / LAST_FINITE).exists() and not is_done(run):
@@ -249,7 +256,7 @@ def load(
     names = tuple(about.class_names) if about is not None else ()
     if task == "classification" and not names and isinstance(classes, int):
         names = tuple(str(number) for number in range(max(2, classes)))
-    return Predictor(trained, about, task, names, shape, dtype, run, rounds)
+    return Predictor(trained, about, task, names, shape, vocabulary, dtype, run, rounds)
 
 
 def _refuse_collection(run: Path) -> None:
