@@ -1,4 +1,4 @@
-"""The columns of a csv or Parquet file, and what stands in their cells: numbers, words, dates, gaps."""
+"""The columns of a csv or Parquet file: how they are read, what stands in their cells."""
 
 from __future__ import annotations
 
