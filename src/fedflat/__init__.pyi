@@ -22,11 +22,14 @@ from .data.partitions import (
     Pathological as Pathological,
     Quantity as Quantity,
 )
+from .data.preprocessing import Preprocessing as Preprocessing
 from .engines.inprocess import InProcess as InProcess
 from .engines.ray.engine import Ray as Ray
 from .engines.workers.engine import Workers as Workers
 from .errors import Diverged as Diverged, FedflatError as FedflatError
+from .experiments.export import export as export
 from .experiments.load_run import TrainedModel as TrainedModel, load_run as load_run
+from .experiments.predictor import Predictor as Predictor, load as load
 from .flatness import MEASURES as MEASURES
 from .flatness.client_sharpness import (
     ClientSharpness as ClientSharpness,

@@ -30,6 +30,26 @@ def blocks(page: str, language: str) -> list[str]:
     )
 
 
+COMMANDS_BETWEEN = ("using-a-model.md",)
+"""Pages whose Python needs what their commands have made."""
+
+
+def steps(page: str) -> list[tuple[str, str]]:
+    """What is run of a page, in order: its Python, and where that needs them its commands."""
+    languages = "python|sh" if page in COMMANDS_BETWEEN else "python"
+    text = (DOCS / page).read_text("utf-8")
+    return re.findall(rf"^```({languages})\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def run_commands(block: str) -> None:
+    for line in block.splitlines():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", shlex.split(line))
+            with pytest.raises(SystemExit) as stop:
+                main()
+        assert stop.value.code == 0, line
+
+
 @pytest.fixture(scope="module")
 def run_page(tmp_path_factory) -> Any:
     """Run a page's Python blocks in order in one namespace and a folder of their own; each page only once."""
@@ -42,8 +62,11 @@ def run_page(tmp_path_factory) -> Any:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(place)
                 patch.setattr(tempfile, "tempdir", str(place))
-                for number, block in enumerate(blocks(page, "python"), start=1):
-                    exec(compile(block, f"{page}, block {number}", "exec"), names)
+                for number, (language, block) in enumerate(steps(page), start=1):
+                    if language == "python":
+                        exec(compile(block, f"{page}, block {number}", "exec"), names)
+                    else:
+                        run_commands(block)
             namespaces[page] = names
         return namespaces[page]
 
@@ -77,11 +100,15 @@ def test_own_data_says_what_is_so(run_page):
     assert (len(names["windows"].train[1]), len(names["windows"].test[1])) == (144, 36)
     assert names["bread"].class_names == ("burnt", "golden", "pale")
     assert names["bread"].group_names == ("Adele", "Brigitte", "Carl", "Dora")
-    assert names["bread"].train[0].shape == (384, 2)
+    assert names["bread"].train[0].shape == (384, 4)
+    assert names["bread"].note == "3 classes from minutes, degrees, weather (categorical)"
     shown, found = json.loads(blocks("own-data.md", "json")[0]), names["federation"].preprocessing
     assert [f["name"] for f in shown["features"]] == [f["name"] for f in found["features"]]
     for mine, theirs in zip(shown.pop("features"), found["features"], strict=True):
-        assert (mine["mean"], mine["deviation"]) == pytest.approx((theirs["mean"], theirs["deviation"]))
+        assert (mine.get("centre"), mine.get("scale")) == pytest.approx(
+            (theirs.get("centre"), theirs.get("scale"))
+        )
+        assert mine.get("levels") == theirs.get("levels")
     assert shown == {key: value for key, value in found.items() if key != "features"}
     book = names["book"].read_text()
     seen = {bakery: set(re.findall(rf"{bakery}.*,(\w+)", book)) for bakery in names["bread"].group_names}
@@ -91,6 +118,20 @@ def test_own_data_says_what_is_so(run_page):
     assert all(len(lonely.client(listener).stored()[1].unique()) == 1 for listener in range(12))
     untested = ff.train(ff.Federation(names["gardens"]), "mlp", rounds=1)
     assert untested.accuracy is None
+
+
+def test_using_a_model_says_what_is_so(run_page):
+    names = run_page("using-a-model.md")
+    place = Path(names["__file__"]).parent
+    shown = blocks("using-a-model.md", "text")[0].splitlines()[0]
+    lines = (place / "deaths.csv").read_text().splitlines()
+    assert lines[0] == shown and len(lines) == 21 and lines[1].startswith("P0,")
+    young = {"age": 30, "pressure": 110, "ward": "birth"}
+    (_, old), (_, healthy) = names["deaths"].predict_proba([names["patient"], young])
+    assert old > 0.2 and healthy < 0.02
+    assert lines[1].split(",")[:2] == blocks("using-a-model.md", "text")[0].splitlines()[1].split(",")[:2]
+    made = {path.name for path in place.iterdir()}
+    assert {"days.parquet", "deaths.pt", "deaths.pt.json", "deaths.onnx", "deaths.onnx.json"} <= made
 
 
 def borrowed(block: str) -> set[str]:

@@ -31,6 +31,7 @@ MODULES = {
     "ray": ["ray"],
     "flower": ["flwr", "cryptography"],
     "privacy": ["dp_accounting"],
+    "onnx": ["onnx", "onnxscript"],
 }
 """What each extra brings, as it is imported."""
 FOR_DEVELOPERS = {"test", "test-slow", "docs", "lint"}
@@ -64,6 +65,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("mlflow", "run --trackers mlflow --out tracked", "The tracker mlflow needs mlflow"),
     ("trackio", "run --trackers trackio --out tracked", "The tracker trackio needs trackio"),
     ("flower", "federate keys keys", "Making keys needs cryptography"),
+    ("onnx", "export run --format onnx -o model.onnx", "Exporting to ONNX needs onnx"),
     ("privacy", "privacy private.yaml", "Privacy accounting needs dp-accounting"),
     ("data", "run --dataset table.parquet --target y", "Reading Parquet files needs pyarrow"),
     ("data", "run --dataset folder --model cnn", "Reading images needs Pillow"),
@@ -74,6 +76,7 @@ REFUSED: list[tuple[str, str, str]] = [
 
 WORKS = [
     ("compare run", "fedsam"),
+    ("export run --format pt2 -o model.pt2", "Written to model.pt2.json"),
     ("flatness run --samples 50", "worst-case"),
     ("landscape run --points 3 --samples 20", "train loss from"),
     ("federate init clinics", "Starting it needs flwr, which is not installed."),

@@ -71,9 +71,7 @@ def test_clients_of_a_table_are_tested_on_their_own_rows(tmp_path: Path):
     raw = [line.split(",") for line in (tmp_path / "t.csv").read_text().splitlines()[1:]]
     about = ff.federate(dataset, ff.ByUser()).preprocessing["features"][0]
     for number, name in enumerate(dataset.group_names):
-        own = {
-            np.float32((float(x) - about["mean"]) / about["deviation"]) for x, _, who in raw if who == name
-        }
+        own = {np.float32((float(x) - about["centre"]) / about["scale"]) for x, _, who in raw if who == name}
         assert set(dataset.test[0][dataset.test_groups == number, 0].numpy()) <= own
     # dealt out in another way, the groups are still there
     other = ff.train(ff.federate(dataset, ff.IID(), clients=4), "mlp", rounds=1)

@@ -16,6 +16,7 @@ from ..errors import Diverged, FedflatError, shortened
 # Importing them adds their commands, in the order of the help.
 # isort: off
 from . import running, sweeping, tuning  # noqa: F401
+from . import using  # noqa: F401
 from . import comparing, measuring, drawing, reporting  # noqa: F401
 from . import papers, listing, federating, privacy  # noqa: F401
 

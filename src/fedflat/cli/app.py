@@ -12,7 +12,7 @@ PIPE_WIDTH = 120
 """Columns of a table that goes into a file or a pipe."""
 
 TRAIN, LOOK, PAPERS = "Train", "Compare and look", "The papers' experiments"
-THERE_IS, FEDERATIONS = "What there is", "Real federations"
+USE, THERE_IS, FEDERATIONS = "Use a trained model", "What there is", "Real federations"
 """How `fedflat --help` groups commands."""
 
 

@@ -12,9 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import FedflatError
 from .app import THERE_IS, app, console
 from .options import (
     PARTITION_HELP,
+    Categorical,
     ClientColumn,
     ClientFolders,
     Clients,
@@ -22,7 +24,11 @@ from .options import (
     Download,
     Features,
     ImageSize,
+    Missing,
+    Numeric,
     Target,
+    Task,
+    filled_with,
     named,
 )
 
@@ -45,6 +51,10 @@ def split(
     target: Target = None,
     client_column: ClientColumn = None,
     features: Features = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    missing: Missing = None,
+    task: Task = None,
     image_size: ImageSize = None,
     client_folders: ClientFolders = False,
 ) -> None:
@@ -57,9 +67,25 @@ def split(
     from ..experiments.schema import NATURAL
 
     loaded = read_dataset(
-        dataset, data, download, target, client_column, named(features), image_size, client_folders
+        dataset,
+        data,
+        download,
+        target,
+        client_column,
+        named(features),
+        image_size,
+        client_folders,
+        categorical=named(categorical),
+        numeric=numeric,
+        missing=filled_with(missing),
+        task=task,
     )
     chosen = parse_partition(partition)
+    if loaded.task == "regression":
+        raise FedflatError(
+            f"{loaded.note}: there are no classes to show. Name classes with --task classification, or train at once "
+            "with `fedflat run`."
+        )
     labels = loaded.labels
     natural = partition.split("/")[-1] in NATURAL
     number = clients if clients is not None or natural else protocol_for(loaded.name).clients

@@ -50,7 +50,7 @@ DataDirectory = Annotated[
     ),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Download the dataset if it is not found.")]
-Target = Annotated[str | None, typer.Option(help="For a csv or Parquet file: the column with the class.")]
+Target = Annotated[str | None, typer.Option(help="For a csv or Parquet file: the column to predict.")]
 ClientColumn = Annotated[
     str | None,
     typer.Option(
@@ -61,7 +61,34 @@ Features = Annotated[
     str | None,
     typer.Option(
         help="For a csv or Parquet file: the columns to learn from, such as age,pressure. (default: all others with "
-        "numbers)"
+        "numbers, or words with few levels)"
+    ),
+]
+Categorical = Annotated[
+    str | None,
+    typer.Option(
+        help="For a csv or Parquet file: columns that hold names, also if these are numbers, such as ward,grade. "
+        "(default: those with words)"
+    ),
+]
+Numeric = Annotated[
+    str | None,
+    typer.Option(
+        help="For a csv or Parquet file: how numbers are scaled, standardise, robust (median and quartiles) or none. "
+        "(default: standardise)"
+    ),
+]
+Missing = Annotated[
+    str | None,
+    typer.Option(
+        help="For a csv or Parquet file: refuse missing values, or fill them with the median or a number. "
+        "(default: refuse)"
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        help="For a csv or Parquet file: classification or regression. (default: as the target looks)"
     ),
 ]
 ImageSize = Annotated[
@@ -77,8 +104,16 @@ ClientFolders = Annotated[
 
 
 def named(columns: str | None) -> list[str] | None:
-    """The columns of `--features`."""
+    """The columns of `--features` or `--categorical`."""
     return None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+
+
+def filled_with(missing: str | None) -> str | float | None:
+    """What `--missing` says: a word, or the number that fills a gap."""
+    try:
+        return missing if missing is None else float(missing)
+    except ValueError:
+        return missing
 
 
 KeepStates = Annotated[

@@ -39,6 +39,7 @@ def show_outcome(runs: list[Run], federation: Federation) -> None:
 
 
 def _table(runs: list[Run], federation: Federation) -> Table:
+    from ..experiments.run import loss_for
     from ..flatness.sharpness import sharpness
 
     everything = federation.union().thinned(SHARPNESS_SAMPLES)
@@ -55,7 +56,7 @@ def _table(runs: list[Run], federation: Federation) -> Table:
             one.method.name,
             Text(accuracy, style=mark),
             f"{sum(late) / len(late):.1%}" if late else "–",
-            f"{sharpness(one.model, everything):.4f}",
+            f"{sharpness(one.model, everything, loss=loss_for(federation)):.4f}",
             _passes(one),
             f"{one.total('bytes_down') / 1e6:,.0f}/{one.total('bytes_up') / 1e6:,.0f}",
             f"{one.total('seconds'):.1f}",

@@ -33,6 +33,8 @@ class Dataset:
     """the training rows that are samples, where not all are (windows that reach from one text into the next)"""
     vocabulary: int | None = None
     """different tokens, for text"""
+    task: str = "classification"
+    """or `"regression"`: every target is one number, not a class"""
     note: str = ""
     """what became of a person's own data"""
     caveats: tuple[str, ...] = ()
@@ -44,4 +46,5 @@ class Dataset:
     def labels(self) -> np.ndarray:
         """The labels of all training samples."""
         labels: np.ndarray = self.train[1].numpy()
+        labels = labels[:, 0] if self.task == "regression" else labels
         return labels if self.rows is None else labels[self.rows]

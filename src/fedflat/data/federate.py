@@ -82,6 +82,7 @@ def federate(
         _augmented(dataset, augment),
         dataset.vocabulary,
     )
+    federation.task = dataset.task
     federation.note, federation.caveats = dataset.note, dataset.caveats
     federation.preprocessing = describe_preprocessing(dataset, dealt)
     if dataset.test_groups is not None:

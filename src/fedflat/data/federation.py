@@ -100,6 +100,8 @@ class Federation:
                     f"{tuple(pairs[0][0].shape[1:])}; all clients need the same."
                 )
         self.name = name
+        self.task = "classification"
+        """or `"regression"`: every target is one number, not a class"""
         self.note = ""
         """what a person should know about the data"""
         self.preprocessing: dict[str, Any] | None = None
@@ -237,6 +239,8 @@ class Federation:
     def about(self) -> dict[str, Any]:
         """What a run on other data, or on data partitioned in another way, has not in common."""
         about: dict[str, Any] = {"name": self.name, "clients": len(self), "samples": self.samples}
+        about |= {"shape": list(self.sample_shape), "classes": self.classes}
+        about |= {} if self.vocabulary is None else {"vocabulary": self.vocabulary}
         split = self.labels_by_client()
         if split is not None:
             owners, labels = split
@@ -290,7 +294,7 @@ class Federation:
     def check_classes(self) -> None:
         """Whether targets are classes, or a probability of each: what cross-entropy takes."""
         for owner, targets in self._owned_targets():
-            if targets.is_floating_point() and targets.ndim == 1:
+            if targets.is_floating_point() and targets[0].numel() == 1:
                 raise FedflatError(
                     f"{owner} has targets such as {float(targets[0]):g}, which are no classes: make them whole "
                     "numbers from 0, with targets.long(), or give train() a loss for numbers, such as mse_loss."

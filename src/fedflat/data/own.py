@@ -6,10 +6,8 @@ belongs to, with `ByUser()`.
 
 from __future__ import annotations
 
-import csv
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,11 @@ from ..core.randomness import generator
 from ..errors import FedflatError, nearest
 from .augmentation import Images
 from .dataset import Dataset
+from .features import Missing, apply_columns, choose_columns, fit_columns
+from .readers.columns import NUMBER, as_floats, as_text, check_column, is_gap, kind_of, read_columns
 from .readers.images import class_folders, decode_images, list_images
-from .readers.parquet import read_tables, read_values
 
-GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "-", "?"}
-"""What stands in a table where a number is missing."""
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
-"""A class or client that is a number however it is written; with an exponent it may as well be a word, as 12e4 is."""
+TASKS = ("classification", "regression")
 MANY = 20
 """Classes that are plausible in a table of any length."""
 SHOWN = 12
@@ -42,59 +38,54 @@ def read_table(
     client: str | None = None,
     features: Sequence[str] | None = None,
     test: float | str = 0.2,
-    standardise: bool = True,
+    numeric: str = "standardise",
+    missing: Missing = "refuse",
+    categorical: Sequence[str] | None = None,
+    task: str | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Rows of a csv or Parquet file as samples.
 
     Args:
         path: a `.csv` file with a header, columns separated by commas, semicolons or tabs, or a `.parquet` file.
-        target: the column with the class, numbers or words.
-        client: the column that says whose row it is; deal it out with `ByUser()`.
-        features: the columns to learn from; by default all others that hold only numbers. The dataset's `note` says
-            which were taken and which were not.
+        target: the column with the class, numbers or words, or with the number to predict.
+        client: the column that says whose row it is; partition it with `ByUser()`.
+        features: the columns to learn from; by default all others that hold numbers, or words with few levels. The
+            dataset's `note` says which were taken and which were not.
         test: the fraction of every client's rows kept for testing, or the column that is 1, true or "test" there.
-        standardise: scale features to zero mean and unit deviation over the training rows.
+        numeric: how numbers are scaled, by what the training rows say: `"standardise"` to zero mean and unit
+            deviation, `"robust"` by median and interquartile range, which outliers hardly move, or `"none"`.
+        missing: `"refuse"` missing values, or fill them with the `"median"` of the training rows or with a number; an
+            input of its own says where a value was missing, for columns in which training rows have gaps.
+        categorical: the columns whose values are names, each with an input per level; by default those with words.
+        task: `"classification"` or `"regression"`; by default what the target looks like, which the `note` says.
         seed: of the choice of test rows.
     """
     path = Path(path)
-    columns = _read_columns(path)
+    columns = read_columns(path)
     for name in [target, *([client] if client else []), *([test] if isinstance(test, str) else [])]:
-        _known(path, columns, name)
+        check_column(path, columns, name)
     for name in [target, *([client] if client else [])]:
         _check_named(f"{path}: column '{name}'", columns[name])
-    labels, class_names = _numbered(columns[target])
-    _check_classes(path, target, len(class_names), len(labels))
     if isinstance(test, str):
         held = np.array([str(v).strip().lower() in ("1", "1.0", "true", "test") for v in columns[test]])
     else:
         _check_fraction(test, ", or the name of a column")
-        held = _hold_out(columns[client] if client else [""] * len(labels), test, seed)
+        held = _hold_out(columns[client] if client else [""] * len(columns[target]), test, seed)
     if held.all() or not held.any():
         raise FedflatError(
             f"{path}: {int(held.sum())} of {len(held)} rows are for testing; both parts need some."
         )
+    chosen_task, reason = choose_task(path, target, columns[target], task)
+    labels, class_names = _targets(path, target, columns[target], chosen_task)
     others = {name: values for name, values in columns.items() if name not in (target, client, test)}
-    used = list(features) if features is not None else [name for name in others if _is_numeric(others[name])]
-    if not used:
-        raise FedflatError(f"{path} has no numeric column to learn from beside '{target}'.")
-    for name in used:
-        _known(path, columns, name)
-    inputs = np.stack([_floats(path, name, columns[name]) for name in used], axis=1)
-    mean, std = np.zeros(len(used)), np.ones(len(used))
-    with np.errstate(over="ignore", invalid="ignore"):
-        if standardise:
-            mean, std = inputs[~held].mean(0), inputs[~held].std(0)
-            std = np.where(std > 1e-12 * np.abs(mean), std, 1.0)
-            inputs = (inputs - mean) / std
-        inputs = inputs.astype(np.float32)
-    finite = np.isfinite(inputs).all(0) & np.isfinite(mean) & np.isfinite(std)
-    for name, sound in zip(used, finite, strict=True):
-        if not sound:
-            raise FedflatError(
-                f"{path}: column '{name}' has numbers too large for single precision; divide them first, or leave "
-                "the column out with features (--features)."
-            )
+    chosen = choose_columns(path, others if features is None else columns, features, categorical)
+    if not chosen:
+        raise FedflatError(
+            f"{path} has no column to learn from beside '{target}', neither of numbers nor of words with few levels."
+        )
+    fitted = fit_columns(path, columns, chosen, np.flatnonzero(~held), numeric, missing)
+    inputs = apply_columns(path, fitted, columns, missing, new=False)
     groups, group_names = _numbered(columns[client]) if client else (None, ())
     x, y = torch.from_numpy(inputs), torch.from_numpy(labels)
     kept = torch.from_numpy(~held)
@@ -102,13 +93,20 @@ def read_table(
         path.stem,
         (x[kept], y[kept]),
         (x[~kept], y[~kept]),
-        classes=len(class_names),
+        classes=max(1, len(class_names)),
         class_names=class_names,
         groups=None if groups is None else groups[~held],
         group_names=group_names,
         test_groups=None if groups is None else groups[held],
-        preparation=_table_preparation(target, client, used, mean, std),
-        note=_columns_note(len(class_names), used, [name for name in others if name not in used]),
+        task=chosen_task,
+        preparation={
+            "kind": "table",
+            "target": target,
+            **({"client_column": client} if client else {}),
+            "missing": missing,
+            "features": [column.model_dump(mode="json") for column in fitted],
+        },
+        note=_columns_note(len(class_names), reason, chosen, [name for name in others if name not in chosen]),
     )
 
 
@@ -235,59 +233,12 @@ def _stack(samples: TorchDataset[Any], which: str) -> tuple[Tensor, Tensor]:
     return torch.stack(inputs), torch.tensor(targets)
 
 
-def _read_columns(path: Path) -> dict[str, list[Any]]:
-    if not path.is_file():
-        raise FedflatError(f"There is no file {path}.")
-    if path.suffix == ".parquet":
-        table = read_tables([path])
-        columns = {name: read_values(table, name, [path]) for name in table.column_names}
-    else:
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                separator = _separator(file.readline())
-                file.seek(0)
-                # strict: or a quote that is never closed would take in all rows that follow
-                header, *body = _rows(path, csv.reader(file, delimiter=separator, strict=True)) or [[]]
-        except (UnicodeDecodeError, csv.Error) as problem:
-            raise FedflatError(f"{path} is no csv file in UTF-8 ({problem}); save it as one.") from None
-        columns = {name: [row[i] for row in body] for i, name in enumerate(header)}
-    if not columns or not next(iter(columns.values())):
-        raise FedflatError(f"{path} has no rows.")
-    return columns
-
-
-def _rows(path: Path, lines: Any) -> list[list[str]]:
-    """The header and all rows of a csv file but empty ones, of the same length."""
-    rows: list[list[str]] = []
-    for row in lines:
-        if rows and row and len(row) != len(rows[0]):
-            raise FedflatError(
-                f"{path}, line {lines.line_num}: {len(row)} values for {len(rows[0])} columns."
-            )
-        if row or not rows:
-            rows.append(row)
-        if len(rows) == 1 and len(set(row)) < len(row):
-            twice = next(name for name in row if row.count(name) > 1)
-            raise FedflatError(f"{path} has the column '{twice}' twice; rename one.")
-    return rows
-
-
-def _separator(header: str) -> str:
-    """What stands between columns: a comma, or, where there is none, what spreadsheets write elsewhere."""
-    return next((mark for mark in ",;\t" if mark in header), ",")
-
-
-def _known(path: Path, columns: dict[str, list[Any]], name: str) -> None:
-    if name not in columns:
-        raise FedflatError(f"{path} has no column '{name}'.{nearest(name, columns)}")
-
-
 def _numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Values as numbers from 0 in sorted order (numerically if they are numbers), and their names.
 
     "1" and "1.0" are the same, by whichever name is the shortest.
     """
-    texts = [_text(value) for value in values]
+    texts = [as_text(value) for value in values]
     meanings = {text: Decimal(text) if NUMBER.fullmatch(text) else text for text in texts}
     called: dict[Decimal | str, str] = {}
     for text in sorted(meanings, key=lambda text: (len(text), text)):
@@ -300,19 +251,11 @@ def _numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     return np.array([numbers[called[meanings[text]]] for text in texts], dtype=np.int64), tuple(names)
 
 
-def _text(value: Any) -> str:
-    """A class or client as it is called: a whole number without the `.0` of a column of floats."""
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "backslashreplace")
-    text = str(value).strip()
-    return re.sub(r"\.0*$", "", text) if NUMBER.fullmatch(text) and re.match(r"[+-]?\d", text) else text
-
-
 def _check_named(where: str, values: Sequence[Any]) -> None:
     """Whether every value is the name of a class or client, and none is missing."""
     gaps = [number for number, value in enumerate(values, start=1) if _is_unnamed(value)]
     if gaps:
-        shown = _text(values[gaps[0] - 1]) or "nothing"
+        shown = as_text(values[gaps[0] - 1]) or "nothing"
         raise FedflatError(
             f"{where} has missing values in {len(gaps):,} of {len(values):,} rows, first in row {gaps[0]} ({shown}); "
             "fill or drop those rows, or give the value another name if it is one."
@@ -326,7 +269,7 @@ def _check_named(where: str, values: Sequence[Any]) -> None:
 
 def _is_unnamed(value: Any) -> bool:
     """Whether there is no class or client; a dash can be one, beside a plus."""
-    if _is_gap(value) and value not in ("-", b"-"):
+    if is_gap(value) and value not in ("-", b"-"):
         return True
     try:
         return math.isnan(float(value))
@@ -343,55 +286,46 @@ def _check_classes(path: Path, target: str, classes: int, rows: int) -> None:
         )
 
 
-def _is_numeric(values: list[Any]) -> bool:
-    """Whether there are numbers, and nothing else but gaps."""
-    known = [value for value in values if not _is_gap(value)]
-    try:
-        return bool([float(value) for value in known])
-    except (TypeError, ValueError, OverflowError):
-        return False
+def choose_task(where: object, target: str, values: Sequence[Any], task: str | None) -> tuple[str, str]:
+    """The task that a target is for, and why, where that is not plain: numbers that hardly repeat are no classes."""
+    if task is not None:
+        if task not in TASKS:
+            raise FedflatError(f"task='{task}' is not possible.{nearest(task, TASKS)}")
+        return task, ""
+    if kind_of(values) != "numbers":
+        return "classification", ""
+    numbers = as_floats(where, target, values)
+    different = len(np.unique(numbers))
+    whole = bool((numbers == np.rint(numbers)).all())
+    if different <= MANY:
+        return "classification", ""
+    found = f"'{target}' has {different:,} different numbers in {len(values):,} rows"
+    if whole and different <= len(values) / 2:
+        return "classification", f"classification, since {found}, all whole (--task regression for numbers)"
+    return "regression", f"regression, since {found} (--task classification for classes)"
 
 
-def _is_gap(value: Any) -> bool:
-    return value is None or (isinstance(value, str | bytes) and _text(value).lower() in GAPS)
-
-
-def _floats(path: Path, name: str, values: list[Any]) -> np.ndarray:
-    result = np.empty(len(values))
-    for number, value in enumerate(values):
-        try:
-            result[number] = float("nan" if _is_gap(value) else value)
-        except (TypeError, ValueError, OverflowError):
+def _targets(path: Path, target: str, values: Sequence[Any], task: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Classes as numbers from 0, and their names; or a column of the numbers to predict, in single precision."""
+    if task == "regression":
+        with np.errstate(over="ignore"):
+            numbers = as_floats(path, target, values).astype(np.float32)
+        if not np.isfinite(numbers).all():
             raise FedflatError(
-                f"{path}: column '{name}', row {number + 1} is {value!r}, not a number."
-            ) from None
-    bad = np.flatnonzero(~np.isfinite(result))
-    if len(bad):
-        raise FedflatError(
-            f"{path}: column '{name}' has missing or infinite values in {len(bad):,} of {len(values):,} rows, first "
-            f"in row {bad[0] + 1}; fill or drop those rows, or leave the column out with features (--features)."
-        )
-    return result
+                f"{path}: column '{target}' has numbers too large for single precision; divide them first."
+            )
+        return numbers[:, None], ()
+    labels, names = _numbered(values)
+    _check_classes(path, target, len(names), len(labels))
+    return labels, names
 
 
-def _table_preparation(
-    target: str, client: str | None, features: Sequence[str], mean: np.ndarray, deviation: np.ndarray
-) -> dict[str, Any]:
-    """How a row becomes a sample: `(value − mean) / deviation` in double precision, then rounded to float32."""
-    numbers = zip(features, mean.tolist(), deviation.tolist(), strict=True)
-    return {
-        "kind": "table",
-        "target": target,
-        **({"client_column": client} if client else {}),
-        "missing": "refused",
-        "features": [{"name": name, "mean": m, "deviation": d} for name, m, d in numbers],
-    }
-
-
-def _columns_note(classes: int, used: Sequence[str], left: Sequence[str]) -> str:
+def _columns_note(classes: int, reason: str, used: Mapping[str, str], left: Sequence[str]) -> str:
     """What became of the columns of a table."""
-    note = f"{classes} class{'es' if classes != 1 else ''} from {_listed(used)}"
-    return f"{note}; not used: {_listed(left)}" if left else note
+    what = f"{classes} class{'es' if classes != 1 else ''}" if classes else "a number"
+    names = [f"{name} (categorical)" if kind == "categorical" else name for name, kind in used.items()]
+    note = f"{what} from {_listed(names)}"
+    return "; ".join([note, *([f"not used: {_listed(left)}"] if left else []), *([reason] if reason else [])])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -95,7 +95,9 @@ def check_dataset(experiment: Experiment) -> bool:
         return True
     check_path(name)
     if path.is_file() and experiment.target is None:
-        raise FedflatError(f"which column of {path} is the class? Say it with target (--target COLUMN).")
+        raise FedflatError(
+            f"which column of {path} is to be predicted? Say it with target (--target COLUMN)."
+        )
     if path.exists() or name.replace("_", "-").lower() in dataset_names():
         return True
     if path.suffix in (".csv", ".parquet"):
@@ -116,14 +118,19 @@ def check_path(name: str) -> None:
             raise FedflatError(f"{shortened(name)} cannot be read: {problem.strerror}.") from None
 
 
-OF_A_TABLE = ("target", "client_column", "features")
+OF_A_TABLE = ("target", "client_column", "features", "categorical", "numeric", "missing", "task")
 OF_A_FOLDER = ("image_size", "client_folders")
 
 
 def check_fits(experiment: Experiment, key: str) -> None:
     """Whether a key that says how to read a person's own data goes with the dataset."""
     path = Path(experiment.dataset)
-    if getattr(experiment, key) and not (path.is_file() if key in OF_A_TABLE else path.is_dir()):
+    given = getattr(experiment, key)
+    if (
+        given is not None
+        and given is not False
+        and not (path.is_file() if key in OF_A_TABLE else path.is_dir())
+    ):
         kind = "a csv or Parquet file" if key in OF_A_TABLE else "a folder of images"
         raise FedflatError(f"this goes with {kind}, and {experiment.dataset} is none; leave it out.")
 
@@ -144,14 +151,16 @@ def read_dataset(
     features: Sequence[str] | None = None,
     image_size: int | None = None,
     client_folders: bool = False,
+    **preparation: Any,
 ) -> Dataset:
-    """A named dataset, or a person's own file or folder."""
+    """A named dataset, or a person's own file or folder; `preparation` is what else `read_table` takes."""
     check_path(name)
     path = Path(name)
     if path.is_file():
         if target is None:
-            raise FedflatError(f"Which column of {path} is the class? Say it with --target COLUMN.")
-        return read_table(path, target, client_column, features)
+            raise FedflatError(f"Which column of {path} is to be predicted? Say it with --target COLUMN.")
+        given = {key: value for key, value in preparation.items() if value is not None}
+        return read_table(path, target, client_column, features, **given)
     if path.is_dir() and (path.name != name or name.replace("_", "-").lower() not in dataset_names()):
         return read_images(path, image_size, clients=client_folders)
     if path.suffix in (".csv", ".parquet"):
@@ -199,6 +208,10 @@ def _dataset(experiment: Experiment) -> Dataset:
         experiment.features,
         experiment.image_size,
         bool(experiment.client_folders),
+        categorical=experiment.categorical,
+        numeric=experiment.numeric,
+        missing=experiment.missing,
+        task=experiment.task,
     )
     if tests is None or len(dataset.test[1]) <= tests:
         return dataset

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
 from ..core.flat import FlatModel
 from ..data.federation import Federation
@@ -29,6 +30,10 @@ DATA_KEYS = (
         "target",
         "client_column",
         "features",
+        "categorical",
+        "numeric",
+        "missing",
+        "task",
         "image_size",
         "client_folders",
         "test_samples",
@@ -74,23 +79,27 @@ def load_run(run: str | Path, federation: Federation | None = None, data: str | 
     federation = (federation or make_federation(experiment, seed)).to(dtype, "cpu")
     name = (experiment.model or "mlp").partition(":")[0]  # not the weights that it started from
     module = build_model(name, federation, seed)
-    set_recorded(module, read_settings(run))
+    what = f"{name} for samples of shape {federation.sample_shape} in {federation.classes} classes"
+    model, rounds = load_trained(run, module, dtype, what)
+    return TrainedModel(experiment, federation, model, rounds, Path(run))
+
+
+def load_trained(run: str | Path, module: nn.Module, dtype: torch.dtype, what: str) -> tuple[FlatModel, int]:
+    """The module with the weights that a run has come to, and after how many rounds; `what` describes the module."""
+    settings = read_settings(run)
+    set_recorded(module, settings)
     done = is_done(run)
     if done or (Path(run) / LAST_FINITE).exists():
         path = Path(run) / ("model.safetensors" if done else LAST_FINITE)
         try:
-            module.load_state_dict(load_file(path))
+            module.to(dtype).load_state_dict(load_file(path))  # or weights in double precision are rounded
         except (SafetensorError, OSError) as problem:
             raise FedflatError(f"{path} cannot be read: {str(problem).splitlines()[0]}") from None
         except RuntimeError as problem:  # a head, then a line for everything that does not fit
             reason = str(problem).splitlines()[-1].strip()
-            raise FedflatError(
-                f"The weights in {path} do not fit the model {name} for samples of shape "
-                f"{federation.sample_shape} in {federation.classes} classes: {reason}"
-            ) from None
-        rounds = (experiment.rounds or 0) if done else len(read_metrics(run))
-        model = FlatModel(module.eval(), dtype)
-        return TrainedModel(experiment, federation, model, rounds, Path(run))
+            raise FedflatError(f"The weights in {path} do not fit the model {what}: {reason}") from None
+        rounds = settings["rounds"] if done else len(read_metrics(run))
+        return FlatModel(module.eval(), dtype), rounds
     checkpoints = sorted((Path(run) / "checkpoints").glob("round-*.safetensors"))
     if not checkpoints:
         raise FedflatError(
@@ -98,9 +107,13 @@ def load_run(run: str | Path, federation: Federation | None = None, data: str | 
         )
     vectors, numbers = read_checkpoint(checkpoints[-1])
     model = FlatModel(module.eval(), dtype)
+    if vectors["w"].shape != model.vector.shape:
+        raise FedflatError(
+            f"{checkpoints[-1]} has {vectors['w'].numel():,} parameters, the model {what} {model.size:,}."
+        )
     model.vector.copy_(vectors["w"])
     model.write_buffers(vectors.get("buffers"))
-    return TrainedModel(experiment, federation, model, numbers["rounds done"], Path(run))
+    return model, numbers["rounds done"]
 
 
 def same_data(one: Experiment, other: Experiment) -> bool:

@@ -64,12 +64,28 @@ class _Problem(_Section):
     )
     data: str | None = Field(default=None, description="directory that holds the dataset")
     download: bool = Field(default=False, description="whether the dataset may be downloaded")
-    target: str | None = Field(default=None, description="of a table: the column with the class")
+    target: str | None = Field(
+        default=None, description="of a table: the column with the class, or the number"
+    )
     client_column: str | None = Field(
         default=None, description="of a table: the column that says whose row it is"
     )
     features: list[str] | None = Field(
-        default=None, description="of a table: the columns to learn from; by default all others with numbers"
+        default=None,
+        description="of a table: the columns to learn from; by default all others that it can",
+    )
+    categorical: list[str] | None = Field(
+        default=None, description="of a table: the columns that hold names; by default those with words"
+    )
+    numeric: Literal["standardise", "robust", "none"] | None = Field(
+        default=None, description="of a table: how numbers are scaled; standardise by default"
+    )
+    missing: Literal["refuse", "median"] | Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="of a table: refuse missing values, which is the default, or fill them: median, or a number",
+    )
+    task: Literal["classification", "regression"] | None = Field(
+        default=None, description="of a table: what the target is for; by default as it looks"
     )
     image_size: Count | None = Field(
         default=None, description="of a folder of images: the height and width that all are resized to"

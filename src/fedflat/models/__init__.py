@@ -68,16 +68,22 @@ def build_model(name: str, federation: Federation, seed: int, fast: bool = True)
     Convolutions are those that are quickest on this processor, or PyTorch's own with `fast=False`.
     """
     name, _, file = name.partition(":")
-    builder = _builder(name)
-    with torch_seeded(seed, "weights"):
-        model = builder(
-            federation.sample_shape, federation.classes, vocabulary=getattr(federation, "vocabulary", None)
-        )
+    vocabulary = getattr(federation, "vocabulary", None)
+    model = make_model(name, federation.sample_shape, federation.classes, vocabulary, seed)
     if not fast:
         set_column(model, PLAIN)
     if file:
         load_weights(model, file)
     return model
+
+
+def make_model(
+    name: str, shape: tuple[int, ...], classes: int, vocabulary: int | None = None, seed: int = 0
+) -> nn.Module:
+    """A named model for samples of a shape, its weights drawn from the seed."""
+    builder = _builder(name)
+    with torch_seeded(seed, "weights"):
+        return builder(shape, classes, vocabulary=vocabulary)
 
 
 def _builder(name: str) -> Builder:
@@ -86,4 +92,4 @@ def _builder(name: str) -> Builder:
     return MODELS[name]
 
 
-__all__ = ["MODELS", "Builder", "build_model", "describe_model", "load_weights", "model_names"]
+__all__ = ["MODELS", "Builder", "build_model", "describe_model", "load_weights", "make_model", "model_names"]

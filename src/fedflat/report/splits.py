@@ -17,7 +17,7 @@ CLIENTS = 200
 """Clients that a picture shows."""
 PICTURES = 24
 """Different splits on a page."""
-WHAT = ("dataset", "data", "target", "client_column", "stand_in", "partition", "clients", "seed")
+WHAT = ("dataset", "data", "target", "client_column", "task", "stand_in", "partition", "clients", "seed")
 """What a split depends on."""
 
 

@@ -31,6 +31,7 @@ from safetensors.torch import save
 from torch import nn
 
 from ..data.on_nodes import GO_ON, ON_NODES
+from ..data.preprocessing import METADATA
 from ..errors import FedflatError, explained
 from ..server.server import Server
 from .checkpoint import check_version, read_checkpoint, write_checkpoint
@@ -313,7 +314,7 @@ class RunDirectory:
         path = self.path / LAST_FINITE
         with self._keeping_checkpoints():
             self._sync_metrics()
-            replace_file(path, save(_weights(module)))
+            replace_file(path, save(_weights(module), self._metadata()))
             replace_file(self.path / "run.json", _json({**self._about, "diverged": sentence}))
             self.log(f"diverged: {sentence}")
         return path
@@ -322,13 +323,25 @@ class RunDirectory:
         """Write the trained model."""
         with self._keeping_checkpoints():
             self._sync_metrics()
-            replace_file(self.path / "model.safetensors", save(_weights(module)))
+            replace_file(self.path / "model.safetensors", save(_weights(module), self._metadata()))
             replace_file(self.path / "run.json", _json({**self._about, "finished": _now()}))
             self.log("finished")
         if not self.keep_states:
             for name in ("checkpoints", "state"):  # states last: no checkpoint is ever without its own
                 with explained(f"{self.path / name} cannot be removed"):
                     shutil.rmtree(self.path / name)
+
+    def _metadata(self) -> dict[str, str] | None:
+        """What travels with the weights: the preprocessing that the run began with, as JSON."""
+        file = self.path / "preprocessing.json"
+        if not file.exists():
+            return None
+        with (
+            explained(f"{file} cannot be read"),
+            contextlib.suppress(ValueError),
+        ):  # an edited one stays behind
+            return {METADATA: json.dumps(json.loads(file.read_bytes()), separators=(",", ":"))}
+        return None
 
     def notice(self, sentence: str) -> None:
         """Note a sentence that a person should read, and log it."""
