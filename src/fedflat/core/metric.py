@@ -78,7 +78,7 @@ class BatchOutputs:
     def classes(self) -> int:
         """How many classes, or labels, the model tells apart; a single logit tells two."""
         least = 1 if self.task == MULTI_LABEL else 2
-        return max((least, *self.outputs.shape[1:2]))
+        return max(least, int(self.outputs.shape[1])) if self.outputs.ndim > 1 else least
 
     @cached_property
     def counts(self) -> Counts | None:
@@ -151,7 +151,8 @@ class Counting(Metric):
     """A metric whose scores are lists of whole numbers, added up one by one."""
 
     def merge(self, one: Counts, other: Counts) -> Counts:
-        pairs = zip_longest(one, other, fillvalue=[])
+        empty: list[int] = []
+        pairs = zip_longest(one, other, fillvalue=empty)
         return [[a + b for a, b in zip_longest(*pair, fillvalue=0)] for pair in pairs]
 
 
@@ -194,7 +195,8 @@ class FunctionMetric(InOrder):
         larger_is_better: bool | None = True,
         share: bool = False,
     ) -> None:
-        self._function, self.name = function, name or getattr(function, "__name__", type(function).__name__)
+        self._function = function
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.larger_is_better, self.share = larger_is_better, share
 
     def keep(self, batch: BatchOutputs) -> tuple[np.ndarray, np.ndarray]:

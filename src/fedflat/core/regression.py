@@ -18,10 +18,10 @@ class Errors(InOrder):
         if batch.numbers is None:
             return None
         errors = np.subtract(*batch.numbers)
-        return float(self.size(errors).sum()), errors.size
+        return self.total(errors), errors.size
 
-    def size(self, errors: np.ndarray) -> np.ndarray:
-        """How large every error is."""
+    def total(self, errors: np.ndarray) -> float:
+        """How large errors are together."""
         raise NotImplementedError
 
     def combine(self, kept: Sequence[tuple[float, int]]) -> float:
@@ -33,8 +33,8 @@ class MeanSquaredError(Errors):
 
     name = "mse"
 
-    def size(self, errors: np.ndarray) -> np.ndarray:
-        return np.square(errors)
+    def total(self, errors: np.ndarray) -> float:
+        return float(np.square(errors).sum())
 
 
 class MeanAbsoluteError(Errors):
@@ -42,8 +42,8 @@ class MeanAbsoluteError(Errors):
 
     name = "mae"
 
-    def size(self, errors: np.ndarray) -> np.ndarray:
-        return np.abs(errors)
+    def total(self, errors: np.ndarray) -> float:
+        return float(np.abs(errors).sum())
 
 
 class R2(InOrder):
