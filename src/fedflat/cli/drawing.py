@@ -117,8 +117,8 @@ def target(
     target: Annotated[
         float | None,
         typer.Option(
-            help="The accuracy, or value of the monitored metric, to reach, such as 0.8. (default: what all reach, in "
-            "whole per cent)",
+            help="The accuracy, or value of the monitored metric, to reach, such as 0.8. (default: the whole per "
+            "cent that all runs reach)",
         ),
     ] = None,
     computation: Annotated[str, typer.Option(help="What is across: seconds, passes, rounds.")] = "seconds",

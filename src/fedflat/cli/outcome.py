@@ -31,9 +31,10 @@ def show_outcome(runs: list[Run], federation: Federation) -> None:
     title = runs[0].monitor.title
     console.print(_table(runs, federation))
     console.print(
-        f"{title[0].upper()}{title[1:]} on the test set, at the end and as the mean of the last 10 tests. Sharpness "
-        f"of the global\ntraining loss (rho 0.05, at most {SHARPNESS_SAMPLES:,} samples). Passes that the method makes and, in\n"
-        "brackets, those that fedflat did not have to compute; traffic and training time of all clients together.",
+        f"{title[0].upper()}{title[1:]} on the test set, at the end and as the mean of the last 10 tests. "
+        f"Sharpness of the global\ntraining loss (rho 0.05, at most {SHARPNESS_SAMPLES:,} samples). Passes that the "
+        "method makes and, in\nbrackets, those that fedflat did not have to compute; traffic and training time of "
+        "all clients together.",
         style="dim",
         highlight=False,
         soft_wrap=True,

@@ -287,7 +287,9 @@ def is_finished(run: Path, rows: int) -> bool:
 
 def monitor_of(run: Path) -> Monitor:
     """The metric that a run is compared by; accuracy where no run.json says another."""
-    return Monitor.of_run(read_settings(run)) if (run / "run.json").exists() else Monitor()
+    with contextlib.suppress(FedflatError):  # without a sound run.json, the experiment is all there is
+        return Monitor.of_run(read_settings(run))
+    return Monitor()
 
 
 def first_reached(tested: Sequence[Mapping[str, Any]], target: float | None, monitor: Monitor) -> int | None:

@@ -68,7 +68,7 @@ def tune(
     on_trial: Callable[[int, float | str | None, Mapping[str, Any]], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Any], float]:
-    """The best settings and their monitored metric, by default accuracy, the mean of the last tests, after `trials` trials in all.
+    """The best settings and their monitored metric, the mean of the last tests, after `trials` trials in all.
 
     What is made better is the metric on the test set (`CHOSEN_ON_TEST`). Trials that do badly early are ended early
     (median pruning). Called again, a study goes on; the trial that an interruption cut off is run again. `on_trial`
@@ -133,16 +133,17 @@ def tune(
     if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise FedflatError(f"No trial in {out} ran to its end; see its log, or widen the ranges.")
     best, monitor = study.best_trial, monitor_of_study(out)
+    value = monitor.sign * study.best_value
     found = {
         "settings": best.params,
-        monitor.name: monitor.sign * best.value,
+        monitor.name: value,
         "trial": best.number,
         "trials": len(study.get_trials(states=finished)),
         "chosen on": "test set",
         "note": CHOSEN_ON_TEST,
     }
     replace_file(out / "best.json", (json.dumps(found, indent=2) + "\n").encode())
-    return dict(best.params), monitor.sign * best.value
+    return dict(best.params), value
 
 
 def monitor_of_study(out: Path) -> Monitor:

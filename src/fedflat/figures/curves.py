@@ -41,7 +41,7 @@ def learning_curves(
 
     Args:
         runs: directories, or histories by name; see `fedflat.figures.trials.Runs`.
-        value: accuracy, loss, train_loss, worst_decile, or any metric that was recorded; by default the monitored one.
+        value: accuracy, loss, train_loss, worst_decile, or a recorded metric; by default the monitored one.
         against: rounds, bytes, passes or seconds.
         smooth: every point is the mean of this many last tests.
         within: the lower and the upper end of the vertical axis.
