@@ -64,7 +64,12 @@ def test_a_setting_is_everywhere(field: dataclasses.Field, shown: str, written: 
     assert f"--{field.metadata.get('option') or name.replace('_', '-')} " in shown
     assert words(said)[1:] in shown
     place = written["how"] if name in ff.TrainingSettings.HOW else written
-    others = {"rounds": 1, "measure": [], "metrics": [], "loss": {"name": "cross_entropy", "code": "00000000"}}
+    others = {
+        "rounds": 1,
+        "measure": [],
+        "metrics": [],
+        "loss": {"name": "cross_entropy", "code": "00000000"},
+    }
     assert place[name] == others.get(name, field.default)
 
 
@@ -137,7 +142,11 @@ def test_options_arrive(tmp_path: Path):
     assert (about["buffers"], about["over_bound"], about["max_share"]) == ("local", "clip", 0.5)
     assert about["norm_bound"] == {"update": "median:3"}
     assert about["measure"] == ["drift", "distance"]
-    assert (about["metrics"], about["monitor"], about["task"]) == (["auroc", "top-5"], "auroc", "classification")
+    assert (about["metrics"], about["monitor"], about["task"]) == (
+        ["auroc", "top-5"],
+        "auroc",
+        "classification",
+    )
     assert about["monitored"] == {"name": "auroc", "larger_is_better": True, "share": False}
     assert about["loss"]["name"] == "Focal" and "AUROC" in done.stdout and "top-5" in done.stdout
     assert about["how"] == {

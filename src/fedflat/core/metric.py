@@ -195,7 +195,7 @@ class FunctionMetric(InOrder):
         larger_is_better: bool | None = True,
         share: bool = False,
     ) -> None:
-        self._function = function
+        self.function = function
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.larger_is_better, self.share = larger_is_better, share
 
@@ -204,5 +204,5 @@ class FunctionMetric(InOrder):
 
     def combine(self, kept: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
         outputs, targets = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*kept, strict=True))
-        value = self._function(outputs, targets)
+        value = self.function(outputs, targets)
         return value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value

@@ -141,6 +141,11 @@ class Metrics:
     def __init__(self, metrics: Iterable[MetricLike] = STANDARD) -> None:
         self._metrics = {metric.name: metric for metric in map(make_metric, metrics)}
 
+    @property
+    def functions(self) -> list[Any]:
+        """What of a person's own travels to other processes: functions, and classes of metrics."""
+        return [getattr(metric, "function", type(metric)) for metric in self._metrics.values()]
+
     def __contains__(self, name: object) -> bool:
         return name in self._metrics
 
