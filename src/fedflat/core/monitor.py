@@ -64,11 +64,15 @@ class Monitor:
 
     def text(self, value: float, digits: int = 1) -> str:
         """A value as a person reads it: 89.8% or 0.7932."""
-        return f"{value:.{digits}%}" if self.share else f"{value:.4g}"
+        return f"{value:.{digits}%}" if self.share else self.number(value)
 
     def number(self, value: float) -> str:
         """A value in a table whose head has the unit."""
-        return f"{100 * value:.2f}" if self.share else f"{value:.4g}"
+        return f"{100 * value:.2f}" if self.share else f"{value:#.4g}".rstrip(".")
+
+    def goal(self, target: float) -> str:
+        """A target as a person gave it."""
+        return f"{100 * target:g}%" if self.share else f"{target:.4g}"
 
 
 TITLES = {"auroc": "AUROC", "f1": "F1", "mse": "mean squared error", "mae": "mean absolute error", "r2": "R²"}

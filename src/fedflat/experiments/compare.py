@@ -325,7 +325,7 @@ def table(groups: Sequence[Group], last: int, target: float | None) -> tuple[lis
     monitored = f"{metric}{REPORTED if reported else ''}, last {last}"
     head = ["experiment", "seeds", "rounds", monitored, "± within", "best", "worst decile"]
     if target is not None:
-        goal = monitors[0].text(target, 0) if len(monitors) == 1 else f"{target:g}"
+        goal = monitors[0].goal(target) if len(monitors) == 1 else f"{target:g}"
         head += [f"rounds to {goal}", "seconds", "MB", "reached"]
     rows = []
     for group in groups:

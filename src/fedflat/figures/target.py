@@ -65,12 +65,11 @@ def cost_to_target(
     if not there:
         easier = "lower" if monitor.larger_is_better else "higher"
         raise FedflatError(
-            f"No run reaches {with_article(monitor)} of {monitor.text(target, 0)}; give a {easier} target."
+            f"No run reaches {with_article(monitor)} of {monitor.goal(target)}; give a {easier} target."
         )
     methods = list(dict.fromkeys(one.method for one in there))
     settings = sorted({one.setting for one in there}, key=_by_number)
     there.sort(key=lambda one: settings.index(one.setting))
-    goal = f"{100 * target:g}%" if monitor.share else f"{target:g}"
     with look():
         figure, (axes,) = panels(1, width, 2.4)
         per = []
@@ -78,7 +77,9 @@ def cost_to_target(
             costs = [getattr(one, axis)[0] for one in there]
             divisor, unit = cost_named(name).unit(max(costs))
             per.append(divisor)
-            getattr(axes, f"set_{axis}label")(with_unit(f"{SHORT[name]} to {goal} {monitor.title}", unit))
+            getattr(axes, f"set_{axis}label")(
+                with_unit(f"{SHORT[name]} to {monitor.goal(target)} {monitor.title}", unit)
+            )
             wide = max(costs) >= WIDE * min(costs)
             getattr(axes, f"set_{axis}scale")("log" if wide else "linear")
         for number, method in enumerate(methods):
