@@ -46,8 +46,8 @@ def compare(
         shown.add_row(*row)
     console.print(shown)
     console.print(
-        f"{_units(groups)}± over seeds. Within: deviation over the last tests. Worst decile: the tenth of\n"
-        "the clients that fare worst, each tested in its own mix of classes, or on its own data.",
+        f"{_units(groups)}± over seeds. Within: deviation over the last tests. Worst decile: accuracy, in per cent,\n"
+        "of the tenth of the clients that fare worst, each tested in its own mix of classes, or on its own data.",
         style="dim",
         highlight=False,
     )

@@ -168,7 +168,10 @@ FITTING = {
 
 def parse_loss(text: str) -> tuple[str, dict[str, Any]]:
     """The name of a loss and its parameters; "auto" stays as it is."""
-    terms = method_terms(text)
+    try:
+        terms = method_terms(text)
+    except FedflatError:
+        terms = []
     if len(terms) != 1:
         raise FedflatError(
             f"loss '{text}' is not possible: write one, such as cross-entropy or focal(gamma=2)."

@@ -105,6 +105,13 @@ def serve(
             "measure: a real federation records no measures, since they look at clients' data and local models. "
             "Leave it out, or measure in a simulation."
         )
+    if loss is None and (
+        filled.loss not in ("auto", "cross-entropy") or filled.task not in ("auto", "classification")
+    ):
+        raise FedflatError(
+            "loss, task: in a real federation clients train with the loss of their own app. Leave these out, and give "
+            "both apps the function: server_app(..., loss=...), client_app(..., loss=...)."
+        )
     clients = filled.clients or 1
     method = as_method(filled.method)
     held = test() if test is not None else None
