@@ -6,6 +6,8 @@ from .client.optimisers import LocalAdam as LocalAdam, LocalAdamW as LocalAdamW,
 from .client.step import Step as Step
 from .core.flat import FlatModel as FlatModel
 from .core.messages import Upload as Upload
+from .core.metric import FunctionMetric as FunctionMetric, Metric as Metric
+from .core.monitor import Monitor as Monitor
 from .core.parameters import choice as choice, number as number
 from .core.pull import Pull as Pull
 from .data.augmentation import Augmentation as Augmentation, Images as Images

@@ -65,10 +65,16 @@ def test_a_setting_is_everywhere(field: dataclasses.Field, shown: str, written: 
     assert f"{name}: {said}" in (ff.train.__doc__ or "")
     key = Experiment.model_json_schema()["properties"][name]
     assert key["description"].startswith(said)
-    assert f"--{name.replace('_', '-')} " in shown
+    assert f"--{field.metadata.get('option') or name.replace('_', '-')} " in shown
     assert words(said)[1:] in shown
     place = written["how"] if name in ff.TrainingSettings.HOW else written
-    assert place[name] == (1 if name == "rounds" else [] if name == "measure" else field.default)
+    others = {
+        "rounds": 1,
+        "measure": [],
+        "metrics": [],
+        "loss": {"name": "cross_entropy", "code": "00000000"},
+    }
+    assert place[name] == others.get(name, field.default)
 
 
 @pytest.mark.parametrize("case", LOCAL)
@@ -129,7 +135,8 @@ def test_options_arrive(tmp_path: Path):
         "--clients 4 --participation everyone --rounds 2 --epochs 1 --batch-size full --clip-norm 5 "
         "--clip-stage gradient --optimiser sgd --oracle autograd --dtype float64 --no-fast --buffers local "
         "--over-bound clip --max-share 0.5 --checkpoint-every 2 --state-memory 1MiB --measure drift "
-        "--measure distance"
+        "--measure distance --metric auroc --metric top-5 --monitor auroc --task classification "
+        "--loss focal(gamma=1.5)"
     )
     bound = ("--norm-bound", "{update: median:3}", "--measure", "{sharpness: {every: 2}}")
     command = [sys.executable, "-m", "fedflat", "run", "-m", "fedavg", *given.split(), *bound]
@@ -141,6 +148,13 @@ def test_options_arrive(tmp_path: Path):
     assert (about["buffers"], about["over_bound"], about["max_share"]) == ("local", "clip", 0.5)
     assert about["norm_bound"] == {"update": "median:3"}
     assert about["measure"] == ["drift", "distance", {"sharpness": {"every": 2}}]
+    assert (about["metrics"], about["monitor"], about["task"]) == (
+        ["auroc", "top-5"],
+        "auroc",
+        "classification",
+    )
+    assert about["monitored"] == {"name": "auroc", "larger_is_better": True, "share": False}
+    assert about["loss"]["name"] == "Focal" and "AUROC" in done.stdout and "top-5" in done.stdout
     assert about["how"] == {
         "engine": "inprocess", "device": "cpu", "threads": 1, "state_memory": "1MiB", "checkpoint_every": 2,
     }  # fmt: skip

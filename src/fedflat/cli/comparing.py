@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,20 +12,27 @@ from rich.table import Table
 from .app import LOOK, app, console
 from .outcome import show_notes
 
+if TYPE_CHECKING:
+    from ..experiments.compare import Group
+
 
 @app.command(rich_help_panel=LOOK)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or directories that hold runs.")],
-    last: Annotated[int, typer.Option(help="Accuracy is the mean of this many last tests.", min=1)] = 10,
+    last: Annotated[
+        int, typer.Option(help="The monitored metric is the mean of this many last tests.", min=1)
+    ] = 10,
     target: Annotated[
         float | None,
-        typer.Option(help="Rounds, seconds and traffic to this accuracy, such as 0.8.", min=0, max=1),
+        typer.Option(
+            help="Rounds, seconds and traffic to this accuracy, or value of the monitored metric, such as 0.8."
+        ),
     ] = None,
     out: Annotated[
         list[Path] | None, typer.Option(help="Write the table to .csv, .md or .tex as well; may be repeated.")
     ] = None,
 ) -> None:
-    """Compare runs: accuracy over the last rounds and over seeds, worst clients, and what a target costs."""
+    """Compare runs: their metric over the last rounds and over seeds, worst clients, and what a target costs."""
     from ..experiments.caveats import all_caveats
     from ..experiments.compare import compare as compare_runs, find_runs, table, write_table
 
@@ -39,8 +46,8 @@ def compare(
         shown.add_row(*row)
     console.print(shown)
     console.print(
-        "Accuracies in per cent, ± over seeds. Within: deviation over the last tests. Worst decile: the tenth of\n"
-        "the clients that fare worst, each tested in its own mix of classes, or on its own data.",
+        f"{_units(groups)}± over seeds. Within: deviation over the last tests. Worst decile: accuracy, in per cent,\n"
+        "of the tenth of the clients that fare worst, each tested in its own mix of classes, or on its own data.",
         style="dim",
         highlight=False,
     )
@@ -55,3 +62,12 @@ def compare(
     for path in out or []:
         write_table(path, head, rows)
         console.print(f"Written to {path}", highlight=False, soft_wrap=True)
+
+
+def _units(groups: list[Group]) -> str:
+    """What the numbers of the monitored metric are."""
+    shares = {group.monitor.title: group.monitor.share for group in groups}
+    told = [
+        f"{title[0].upper()}{title[1:]}{' in per cent' if share else ''}" for title, share in shares.items()
+    ]
+    return f"{', '.join(told)}, "

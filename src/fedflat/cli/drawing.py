@@ -52,8 +52,12 @@ def curves(
     runs: Runs,
     out: Out,
     value: Annotated[
-        str, typer.Option(help="What is up: accuracy, loss, train_loss, worst_decile.")
-    ] = "accuracy",
+        str | None,
+        typer.Option(
+            help="What is up: accuracy, loss, train_loss, worst_decile, or a recorded metric such as auroc. "
+            "(default: the monitored metric)"
+        ),
+    ] = None,
     against: Against = "rounds",
     smooth: Smooth = 1,
     within: Annotated[
@@ -61,7 +65,7 @@ def curves(
     ] = None,
     width: Width = "one",
 ) -> None:
-    """Learning curves: accuracy or loss against rounds, bytes, passes or seconds; bands over seeds."""
+    """Learning curves: a metric or a loss against rounds, bytes, passes or seconds; bands over seeds."""
     from ..figures import learning_curves
 
     _write(learning_curves(runs, value, against, smooth, within, width), out)
@@ -113,9 +117,8 @@ def target(
     target: Annotated[
         float | None,
         typer.Option(
-            help="The accuracy to reach, such as 0.8. (default: the whole per cent that all runs reach)",
-            min=0,
-            max=1,
+            help="The accuracy, or value of the monitored metric, to reach, such as 0.8. (default: the whole per "
+            "cent that all runs reach)",
         ),
     ] = None,
     computation: Annotated[str, typer.Option(help="What is across: seconds, passes, rounds.")] = "seconds",

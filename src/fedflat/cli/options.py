@@ -173,7 +173,8 @@ def _option(field: Field[Any], group: str) -> Any:
     elif "bounds" in facts and not _is_text(facts):
         kind = int if facts["whole"] else float
         settings["min"] = facts["bounds"]["at least"]
-    return Annotated[kind | None, typer.Option(**settings)]
+    names = [f"--{facts['option']}"] if facts.get("option") else []
+    return Annotated[kind | None, typer.Option(*names, **settings)]
 
 
 def _default(field: Field[Any]) -> str:

@@ -15,7 +15,9 @@ Runs = Annotated[list[Path], typer.Argument(help="Run directories, or directorie
 Last = Annotated[int, typer.Option(help="Accuracy is the mean of this many last tests.", min=1)]
 Target = Annotated[
     float | None,
-    typer.Option(help="Rounds, seconds and traffic to this accuracy, such as 0.8.", min=0, max=1),
+    typer.Option(
+        help="Rounds, seconds and traffic to this accuracy, or value of the monitored metric, such as 0.8."
+    ),
 ]
 Splits = Annotated[
     bool, typer.Option("--splits/--no-splits", help="Deal data out again to show who has what.")

@@ -23,7 +23,6 @@ from .options import (
     Numeric,
     Set,
     Target,
-    Task,
     changes_of,
     filled_with,
     named,
@@ -82,7 +81,6 @@ def run(
     categorical: Categorical = None,
     numeric: Numeric = None,
     missing: Missing = None,
-    task: Task = None,
     image_size: ImageSize = None,
     client_folders: ClientFolders = False,
     participation: Annotated[
@@ -134,7 +132,6 @@ def run(
         "categorical": named(categorical),
         "numeric": numeric,
         "missing": filled_with(missing),
-        "task": task,
         "image_size": image_size,
         "client_folders": client_folders or None,
         "participation": None if participation is None else parse_value(participation),

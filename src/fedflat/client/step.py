@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..core.flat import Scalar, axpy
+from ..core.tasks import task_of
 from ..errors import FedflatError
 from ..gradients.base import Gradient, Point, Pull
 from ..methods.checks import check_term
@@ -78,6 +79,10 @@ class Step:
         applied to the outputs, to many samples at once.
         """
         return self._round.teacher(vector, then).outputs(self.batch)
+
+    def task(self, outputs: Tensor) -> str:
+        """What is predicted: classification, multi-label, regression or unknown; see `task_of`."""
+        return task_of(self._round.loss, outputs, self.targets)
 
     def skip(self, forward: int, backward: int) -> None:
         """Count passes that the method makes but whose result is not needed in this step."""

@@ -61,9 +61,12 @@ def text(*, default: str, pattern: str = "", help: str = "") -> Any:
     return dataclasses.field(default=default, metadata={"pattern": pattern, "help": help})
 
 
-def entries(*, help: str = "") -> Any:
-    """A parameter that is a list, by default empty, of names or of `{name: {setting: value}}`."""
-    return dataclasses.field(default=(), metadata={"entries": True, "help": help})
+def entries(*, option: str = "", help: str = "") -> Any:
+    """A parameter that is a list, by default empty, of names or of `{name: {setting: value}}`.
+
+    `option` is what one entry is called on the command line, if not as the list is.
+    """
+    return dataclasses.field(default=(), metadata={"entries": True, "option": option, "help": help})
 
 
 _HOLDS = {

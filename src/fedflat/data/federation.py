@@ -274,6 +274,10 @@ class Federation:
         result._rows = None if self._rows is None else self._rows.to(device)
         return result
 
+    def targets(self) -> list[Tensor]:
+        """The targets of every array, the test set's last."""
+        return [targets for _, targets in self._owned_targets()]
+
     def _owned_targets(self) -> list[tuple[str, Tensor]]:
         """The targets of every array, and whose they are."""
         one = [
@@ -297,7 +301,8 @@ class Federation:
             if targets.is_floating_point() and targets[0].numel() == 1:
                 raise FedflatError(
                     f"{owner} has targets such as {float(targets[0]):g}, which are no classes: make them whole "
-                    "numbers from 0, with targets.long(), or give train() a loss for numbers, such as mse_loss."
+                    "numbers from 0, with targets.long(), or say task='regression', or give train() a loss for "
+                    "numbers, such as mse_loss."
                 )
             if targets.ndim == 2 and targets.shape[1] == 1 and not targets.is_floating_point():
                 raise FedflatError(

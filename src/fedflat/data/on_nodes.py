@@ -11,7 +11,7 @@ ON_NODES = "on-nodes"
 """The dataset of an experiment whose data is there."""
 OF_DATA = (
     *("data", "download", "target", "client_column", "features", "image_size", "client_folders"),
-    *("categorical", "numeric", "missing", "task", "test_samples", "stand_in", "augment", "partition"),
+    *("categorical", "numeric", "missing", "test_samples", "stand_in", "augment", "partition"),
 )
 """What an experiment says of data that is here: nothing of it is used."""
 GO_ON = "`flwr run . federation --stream` in the folder of its Flower app"

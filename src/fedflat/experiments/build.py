@@ -118,7 +118,7 @@ def check_path(name: str) -> None:
             raise FedflatError(f"{shortened(name)} cannot be read: {problem.strerror}.") from None
 
 
-OF_A_TABLE = ("target", "client_column", "features", "categorical", "numeric", "missing", "task")
+OF_A_TABLE = ("target", "client_column", "features", "categorical", "numeric", "missing")
 OF_A_FOLDER = ("image_size", "client_folders")
 
 
@@ -211,7 +211,7 @@ def _dataset(experiment: Experiment) -> Dataset:
         categorical=experiment.categorical,
         numeric=experiment.numeric,
         missing=experiment.missing,
-        task=experiment.task,
+        task=experiment.task if experiment.task in ("classification", "regression") else None,
     )
     if tests is None or len(dataset.test[1]) <= tests:
         return dataset

@@ -22,11 +22,13 @@ def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
             problems.append(Problem(tuple(place.split(".")), str(problem)))
             return None
 
+    from ..core.metrics import make_metric
     from ..data.augmentation import find_augmentation
     from ..engines.base import make_engine
     from ..methods.text import as_method
     from ..storage.client_store import parse_size
     from ..storage.environment import check_device
+    from ..training.losses import parse_loss
     from .build import (
         OF_A_FOLDER,
         OF_A_TABLE,
@@ -67,6 +69,13 @@ def check(experiment: Experiment, to_run: bool = True) -> list[Problem]:
         from ..flatness.recording import wanted
 
         attempt("measure", lambda: wanted(experiment.measure))
+    if experiment.metrics or experiment.monitor != "auto":
+        from ..training.evaluation import make_monitor
+
+        attempt("metrics", lambda: [make_metric(one) for one in experiment.metrics])
+        if experiment.monitor != "auto":
+            attempt("monitor", lambda: make_monitor(make_metric(experiment.monitor)))
+    attempt("loss", lambda: parse_loss(experiment.loss))
     if experiment.trackers:
         from ..training.trackers import check_trackers
 

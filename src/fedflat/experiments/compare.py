@@ -1,4 +1,4 @@
-"""Runs side by side: accuracy over the last rounds and over seeds, and what a target accuracy costs."""
+"""Runs side by side: the monitored metric over the last rounds and over seeds, and what a target costs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.monitor import Monitor
 from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..errors import FedflatError, nearest
 from ..storage.client_reports import are_reported, with_client_reports
@@ -45,9 +46,9 @@ class Group:
     fewest: int
     """rounds of the run that is least far"""
     last: Mean
-    """accuracy, the mean of the last rounds"""
+    """the monitored metric, the mean of the last rounds"""
     within: float | None
-    """deviation of the accuracy within the last rounds, the mean over seeds"""
+    """deviation of the metric within the last rounds, the mean over seeds"""
     best: Mean
     worst_decile: Mean
     """accuracy of the tenth of the clients that fare worst, at the end"""
@@ -58,6 +59,8 @@ class Group:
     """runs that reached the target"""
     by_clients: bool = False
     """whether accuracy is what clients reported, where the server has no test set"""
+    monitor: Monitor = field(default_factory=Monitor)
+    """the metric that runs are compared by"""
     notes: tuple[str, ...] = ()
     """why some runs are not counted"""
 
@@ -140,6 +143,8 @@ def describe(run: Path) -> dict[str, Any]:
             "threads",
             "trackers",
             "measure",
+            "metrics",
+            "monitor",
             "checkpoint_every",
             "data",
             "download",
@@ -148,7 +153,7 @@ def describe(run: Path) -> dict[str, Any]:
     else:
         content = read_settings(run)
         ignored = {"environment", "started", "finished", "how", "format", "mechanisms", "notes"}
-        ignored |= {"resumed", "diverged", "on_divergence", "module"}
+        ignored |= {"resumed", "diverged", "on_divergence", "module", "metrics", "monitor", "monitored"}
     digests = ("federation.fingerprint", "loss.code", "loss.layers")
     return {
         key: value
@@ -213,9 +218,12 @@ def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, ta
             told = f"is not finished ({len(rows[run])} rounds)"
             notes.append(f"{run} {told}{' and left out of the means' if done else ''}.")
     histories = [with_client_reports(rows[run]) for run in counted]
-    scored = [[row for row in rows if row.get("accuracy") is not None] for rows in histories]
-    late = [[row["accuracy"] for row in rows[-last:]] for rows in scored]
-    at = [_first(rows, target) for rows in scored]
+    monitor = monitor_of(counted[0])
+    monitor.check_target(target)
+    scored = [[row for row in rows if monitor.of(row) is not None] for rows in histories]
+    values = [[value for row in rows if (value := monitor.of(row)) is not None] for rows in scored]
+    late = [those[-last:] for those in values]
+    at = [first_reached(rows, target, monitor) for rows in scored]
     reached = [(rows[: index + 1]) for rows, index in zip(histories, at, strict=True) if index is not None]
     return Group(
         name,
@@ -227,7 +235,7 @@ def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, ta
         min(len(rows) for rows in histories),
         _mean([statistics.fmean(values) for values in late if values]),
         _plain_mean([statistics.stdev(values) for values in late if len(values) > 1]),
-        _mean([max(row["accuracy"] for row in rows) for rows in scored if rows]),
+        _mean([monitor.best(those) for those in values if those]),
         _mean(
             [
                 rows[-1]["client_accuracy"]["worst_decile"]
@@ -240,6 +248,7 @@ def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, ta
         _mean([sum(row["bytes_down"] + row["bytes_up"] for row in rows) / 1e6 for rows in reached]),
         len(reached),
         any(map(are_reported, histories)),
+        monitor,
         tuple(notes),
     )
 
@@ -276,11 +285,19 @@ def is_finished(run: Path, rows: int) -> bool:
     return not isinstance(planned, int) or rows >= planned
 
 
-def _first(tested: list[dict[str, Any]], target: float | None) -> int | None:
+def monitor_of(run: Path) -> Monitor:
+    """The metric that a run is compared by; accuracy where no run.json says another."""
+    with contextlib.suppress(FedflatError):  # without a sound run.json, the experiment is all there is
+        return Monitor.of_run(read_settings(run))
+    return Monitor()
+
+
+def first_reached(tested: Sequence[Mapping[str, Any]], target: float | None, monitor: Monitor) -> int | None:
     """The index of the first round whose test reaches the target."""
     if target is None:
         return None
-    return next((row["index"] for row in tested if row["accuracy"] >= target), None)
+    found = ((row["index"], monitor.of(row)) for row in tested)
+    return next((n for n, value in found if value is not None and monitor.reaches(value, target)), None)
 
 
 def _has_clients(row: Mapping[str, Any]) -> bool:
@@ -303,19 +320,24 @@ def _plain_mean(values: Sequence[float]) -> float | None:
 def table(groups: Sequence[Group], last: int, target: float | None) -> tuple[list[str], list[list[str]]]:
     """Column titles and rows of text."""
     reported = all(group.by_clients for group in groups)
-    accuracy = f"accuracy{REPORTED if reported else ''}, last {last}"
-    head = ["experiment", "seeds", "rounds", accuracy, "± within", "best", "worst decile"]
+    monitors = list(dict.fromkeys(group.monitor for group in groups))
+    metric = monitors[0].title if len(monitors) == 1 else "monitored metric"
+    monitored = f"{metric}{REPORTED if reported else ''}, last {last}"
+    head = ["experiment", "seeds", "rounds", monitored, "± within", "best", "worst decile"]
     if target is not None:
-        head += [f"rounds to {target:.0%}", "seconds", "MB", "reached"]
+        goal = monitors[0].goal(target) if len(monitors) == 1 else f"{target:g}"
+        head += [f"rounds to {goal}", "seconds", "MB", "reached"]
     rows = []
     for group in groups:
+        write = group.monitor.number
+        which = f", {group.monitor.title}" if len(monitors) > 1 else ""
         row = [
-            group.name + (f",{REPORTED}" if group.by_clients and not reported else ""),
+            group.name + (f",{REPORTED}" if group.by_clients and not reported else "") + which,
             group.seeds,
             str(group.rounds) if group.fewest == group.rounds else f"{group.fewest}–{group.rounds}",
-            shown(group.last, percent),
-            "–" if group.within is None else percent(group.within),
-            shown(group.best, percent),
+            shown(group.last, write),
+            "–" if group.within is None else write(group.within),
+            shown(group.best, write),
             shown(group.worst_decile, percent),
         ]
         if target is not None:

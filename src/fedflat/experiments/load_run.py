@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..core.flat import FlatModel
+from ..core.tasks import LossFunction
 from ..data.federation import Federation
 from ..data.on_nodes import ON_NODES, no_data
 from ..errors import FedflatError
@@ -19,6 +20,7 @@ from ..models.conv.conv2d import set_recorded
 from ..storage.checkpoint import read_checkpoint
 from ..storage.metrics_file import read_metrics
 from ..storage.run_files import LAST_FINITE, read_settings
+from ..training.losses import make_loss
 from .build import make_federation
 from .run import experiment_of, is_done
 from .schema import Experiment
@@ -55,6 +57,11 @@ class TrainedModel:
     """how many rounds are behind it"""
     run: Path
     """the directory"""
+
+    @property
+    def loss(self) -> LossFunction:
+        """What was minimised, by its name; a function of one's own is not kept."""
+        return make_loss(self.experiment.loss, self.experiment.task, self.federation)[0]
 
 
 def load_run(run: str | Path, federation: Federation | None = None, data: str | None = None) -> TrainedModel:

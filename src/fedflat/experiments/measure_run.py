@@ -47,7 +47,7 @@ def take_measure(
         part, samples = "train", None
     began = time.perf_counter()
     own, about = _round_of(trained, given) if "after" in measure.defaults else ({}, None)
-    result = measure(trained.model, trained.federation, part, samples, **{**own, **given})
+    result = measure(trained.model, trained.federation, part, samples, loss=trained.loss, **{**own, **given})
     label = name if part == "train" else f"{name} ({part})"
     return {
         "numbers": measure.numbers(result, label),
@@ -118,7 +118,15 @@ def take_landscapes(
             data[part] = whole if samples is None else whole.thinned(samples)
         points_file = Path(run) / "landscape-points.jsonl"
         seen = landscape(
-            {"model": one.model}, data, reach, points, dimensions, seed, jobs=jobs, keep=points_file
+            {"model": one.model},
+            data,
+            reach,
+            points,
+            dimensions,
+            seed,
+            loss=one.loss,
+            jobs=jobs,
+            keep=points_file,
         )
         content = {
             "format": FORMAT,

@@ -20,7 +20,7 @@ from ..data.readers.images import ENDINGS, decode_images
 from ..errors import FedflatError, explained, reason_of
 from ..models import MODELS, make_model
 from ..models.conv.conv2d import PLAIN, set_column
-from ..storage.run_directory import LAST_FINITE, read_settings
+from ..storage.run_files import LAST_FINITE, read_settings
 from .load_run import load_trained
 from .run import is_done
 

@@ -10,9 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch.nn.functional as F
-
-from ..core.evaluation import LossFunction
 from ..data.federation import Federation
 from ..data.on_nodes import as_on_nodes, is_on_nodes
 from ..data.protocols import PROTOCOLS
@@ -59,17 +56,11 @@ def run_experiment(
         make_participation(filled.participation),
         engine=_engine(filled, seed),
         out=out,
-        loss=loss_for(federation),
         callbacks=[*trackers, *callbacks],
         experiment=filled.to_dict(),
         **filled.settings(),
         **arguments,
     )
-
-
-def loss_for(federation: Federation) -> LossFunction:
-    """Cross-entropy for classes, the squared error for numbers."""
-    return F.mse_loss if federation.task == "regression" else F.cross_entropy
 
 
 def _engine(filled: Experiment, seed: int) -> str | Engine:

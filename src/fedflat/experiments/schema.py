@@ -84,9 +84,6 @@ class _Problem(_Section):
         default=None,
         description="of a table: refuse missing values, which is the default, or fill them: median, or a number",
     )
-    task: Literal["classification", "regression"] | None = Field(
-        default=None, description="of a table: what the target is for; by default as it looks"
-    )
     image_size: Count | None = Field(
         default=None, description="of a folder of images: the height and width that all are resized to"
     )

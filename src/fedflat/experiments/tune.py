@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.monitor import Monitor
 from ..errors import FedflatError, MissingExtra, explained
 from ..storage.files import replace_file
 from ..training.callbacks import Callback
 from ..training.record import RoundRecord
+from ..training.train import Run
 from .changes import changed, split_values
+from .compare import monitor_of
 from .files import make_experiment
 from .parsing import parse_value
 from .run import run_experiment
@@ -65,11 +68,11 @@ def tune(
     on_trial: Callable[[int, float | str | None, Mapping[str, Any]], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, Any], float]:
-    """The best settings and their accuracy, the mean of the last tests, after `trials` trials in all.
+    """The best settings and their monitored metric, the mean of the last tests, after `trials` trials in all.
 
-    What is maximised is accuracy on the test set (`CHOSEN_ON_TEST`). Trials that do badly early are ended early
+    What is made better is the metric on the test set (`CHOSEN_ON_TEST`). Trials that do badly early are ended early
     (median pruning). Called again, a study goes on; the trial that an interruption cut off is run again. `on_trial`
-    is told a trial's number, its accuracy ("failed", or None if it was ended early) and its settings. The result is
+    is told a trial's number, its value ("failed", or None if it was ended early) and its settings. The result is
     kept in `best.json`, beside the study.
     """
     try:
@@ -114,13 +117,14 @@ def tune(
             raise
         if len(run.history) < (experiment.with_defaults().rounds or 1):
             raise optuna.TrialPruned
-        late = pruning.accuracies[-last:]
+        late = pruning.values[-last:]
         return sum(late) / len(late)
 
     def told(study: Any, trial: Any) -> None:
         if on_trial is not None:
             ended = {optuna.trial.TrialState.FAIL: "failed", optuna.trial.TrialState.PRUNED: None}
-            on_trial(trial.number, ended.get(trial.state, trial.value), trial.params)
+            value = None if trial.value is None else monitor_of_study(out).sign * trial.value
+            on_trial(trial.number, ended.get(trial.state, value), trial.params)
 
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     done = len(study.get_trials(states=finished))
@@ -128,17 +132,23 @@ def tune(
         study.optimize(objective, n_trials=trials - done, callbacks=[told], catch=(FedflatError,))
     if not study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
         raise FedflatError(f"No trial in {out} ran to its end; see its log, or widen the ranges.")
-    best = study.best_trial
+    best, monitor = study.best_trial, monitor_of_study(out)
+    value = monitor.sign * study.best_value
     found = {
         "settings": best.params,
-        "accuracy": best.value,
+        monitor.name: value,
         "trial": best.number,
         "trials": len(study.get_trials(states=finished)),
         "chosen on": "test set",
         "note": CHOSEN_ON_TEST,
     }
     replace_file(out / "best.json", (json.dumps(found, indent=2) + "\n").encode())
-    return dict(best.params), study.best_value
+    return dict(best.params), value
+
+
+def monitor_of_study(out: Path) -> Monitor:
+    """The metric that a study's runs are compared by."""
+    return next((monitor_of(file.parent) for file in sorted(out.glob("trial-*/run.json"))), Monitor())
 
 
 class Pruning(Callback):
@@ -146,12 +156,17 @@ class Pruning(Callback):
 
     def __init__(self, trial: Any) -> None:
         self._trial = trial
-        self.accuracies: list[float] = []
+        self.values: list[float] = []
+        """of the monitored metric; negative where a smaller one is better, since studies maximise"""
+
+    def begin(self, run: Run) -> None:
+        self._monitor = run.monitor
 
     def round(self, record: RoundRecord) -> bool:
-        if record.accuracy is not None:
-            self.accuracies.append(record.accuracy)
-            self._trial.report(record.accuracy, record.index)
+        value = self._monitor.of(vars(record))
+        if value is not None:
+            self.values.append(self._monitor.sign * value)
+            self._trial.report(self.values[-1], record.index)
         return bool(self._trial.should_prune())
 
 

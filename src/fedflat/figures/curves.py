@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..core.monitor import Monitor
 from ..errors import FedflatError, nearest
 from ..experiments.compare import REPORTED, leave_out
 from .footnote import noted
 from .lines import draw_against, line_of
 from .style import legend_above, look, panels
-from .trials import Runs, gather
+from .trials import Runs, gather, monitored_by_all
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ TESTED = ("accuracy", "loss")
 @noted
 def learning_curves(
     runs: Runs,
-    value: str = "accuracy",
+    value: str | None = None,
     against: str = "rounds",
     smooth: int = 1,
     within: tuple[float, float] | None = None,
@@ -40,15 +41,21 @@ def learning_curves(
 
     Args:
         runs: directories, or histories by name; see `fedflat.figures.trials.Runs`.
-        value: accuracy, loss, train_loss or worst_decile.
+        value: accuracy, loss, train_loss, worst_decile, or a recorded metric; by default the monitored one.
         against: rounds, bytes, passes or seconds.
         smooth: every point is the mean of this many last tests.
         within: the lower and the upper end of the vertical axis.
         width: one or two columns.
     """
-    if value not in VALUES:
-        raise FedflatError(f"A learning curve has no '{value}'.{nearest(value, VALUES)}")
     trials = gather(runs)
+    value = monitored_by_all(trials).name if value is None else value
+    recorded = {
+        name for one in trials for rows in one.histories for row in rows for name in row.get("metrics") or {}
+    }
+    if value not in VALUES and value not in recorded:
+        raise FedflatError(
+            f"A learning curve has no '{value}'.{nearest(value, [*VALUES, *sorted(recorded)])}"
+        )
     lines = [line_of(one, lambda row: _value(row, value), against, smooth) for one in trials]
     missing = [one.name for one, line in zip(trials, lines, strict=True) if line is None]
     untested = [f"{name} has no {value.replace('_', ' ')} yet: no round has been tested." for name in missing]
@@ -56,7 +63,7 @@ def learning_curves(
         raise FedflatError(untested[0])
     for sentence in untested:
         leave_out(sentence)
-    label, scale = VALUES[value]
+    label, scale = VALUES.get(value, (f"test {Monitor(value).title}", 1.0))
     if value in TESTED and any(one.by_clients for one in trials):
         label = label.removeprefix("test ")
         if all(one.by_clients for one in trials):
@@ -78,5 +85,5 @@ def learning_curves(
 def _value(row: Mapping[str, Any], name: str) -> float | None:
     if name == "worst_decile":
         row, name = row.get("client_accuracy") or {}, "worst_decile"
-    given: float | None = row.get(name)
+    given: float | None = row.get(name) if name in VALUES else Monitor(name).of(row)
     return given

@@ -59,13 +59,15 @@ def sensitivity(
     for number, rest in enumerate(rests):
         lines.setdefault(json.dumps(rest, sort_keys=True, default=str), []).append(number)
     names = [written(name) for name in _names([rests[members[0]] for members in lines.values()])]
+    monitor = groups[0].monitor
+    unit = " (%)" if monitor.share else ""
     with look():
         figure, axes = panels(1 + len(measures), width, 2.2)
         for panel, measure in zip(axes, [None, *measures], strict=True):
             means = [_result(group, measure) for group in groups]
-            scale = 100.0 if measure is None else 1.0
+            scale = 100.0 if measure is None and monitor.share else 1.0
             _draw(panel, values, means, dict(zip(names, lines.values(), strict=True)), scale)
-            panel.set(xlabel=_label(by) + form, ylabel=measure or f"{_tested(groups)}, last {last} (%)")
+            panel.set(xlabel=_label(by) + form, ylabel=measure or f"{_tested(groups)}, last {last}{unit}")
         legend_above(figure, axes)
     return figure
 
@@ -74,7 +76,9 @@ def _tested_ones(groups: Sequence[Group]) -> list[Group]:
     """Those with an accuracy; the others are named, and alone they are a mistake."""
     tested = [group for group in groups if group.last is not None]
     untested = [
-        f"{one.name} has no accuracy yet: no round has been tested." for one in groups if one.last is None
+        f"{one.name} has no {one.monitor.title} yet: no round has been tested."
+        for one in groups
+        if one.last is None
     ]
     if not tested:
         raise FedflatError(untested[0])
@@ -84,10 +88,11 @@ def _tested_ones(groups: Sequence[Group]) -> list[Group]:
 
 
 def _tested(groups: Sequence[Group]) -> str:
-    """Whose accuracy it is."""
+    """Which metric it is, and whose."""
+    title = groups[0].monitor.title
     if not any(group.by_clients for group in groups):
-        return "test accuracy"
-    return f"accuracy{REPORTED}" if all(group.by_clients for group in groups) else "accuracy"
+        return f"test {title}"
+    return f"{title}{REPORTED}" if all(group.by_clients for group in groups) else title
 
 
 def _as_numbers(values: list[Any]) -> tuple[list[Any], str]:

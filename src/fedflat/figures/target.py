@@ -7,14 +7,15 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..core.monitor import Monitor
 from ..errors import FedflatError
-from ..experiments.compare import Mean, _first, _mean, _method_name, describe
+from ..experiments.compare import Mean, _mean, _method_name, describe, first_reached
 from .footnote import noted
 from .lines import cost_named, spent, with_unit
 from .style import MARKERS, legend_above, look, panels, pen
-from .trials import Runs, Trials, gather, written
+from .trials import Runs, Trials, gather, monitored_by_all, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,14 +54,19 @@ def cost_to_target(
     the deviation over seeds. A hollow marker has seeds that did not get there; experiments none of whose seeds did
     are named below. Without a target it is the highest whole per cent that all runs reach.
     """
+    every = gather(runs)
+    monitor = monitored_by_all(every)
     if target is None:
-        target = _reached_by_all(gather(runs))
-    if not 0 < target <= 1:
-        raise FedflatError(f"target={target}: give an accuracy as a fraction, such as 0.8.")
-    found = [_reached(trials, target, computation, communication) for trials in gather(runs)]
+        target = _reached_by_all(every, monitor)
+    if monitor.share and not 0 < target <= 1:
+        raise FedflatError(f"target={target}: give {with_article(monitor)} as a fraction, such as 0.8.")
+    found = [_reached(trials, target, computation, communication) for trials in every]
     there = [one for one in found if one.seeds]
     if not there:
-        raise FedflatError(f"No run reaches an accuracy of {target:.0%}; give a lower target.")
+        easier = "lower" if monitor.larger_is_better else "higher"
+        raise FedflatError(
+            f"No run reaches {with_article(monitor)} of {monitor.goal(target)}; give a {easier} target."
+        )
     methods = list(dict.fromkeys(one.method for one in there))
     settings = sorted({one.setting for one in there}, key=_by_number)
     there.sort(key=lambda one: settings.index(one.setting))
@@ -71,7 +77,9 @@ def cost_to_target(
             costs = [getattr(one, axis)[0] for one in there]
             divisor, unit = cost_named(name).unit(max(costs))
             per.append(divisor)
-            getattr(axes, f"set_{axis}label")(with_unit(f"{SHORT[name]} to {100 * target:g}% accuracy", unit))
+            getattr(axes, f"set_{axis}label")(
+                with_unit(f"{SHORT[name]} to {monitor.goal(target)} {monitor.title}", unit)
+            )
             wide = max(costs) >= WIDE * min(costs)
             getattr(axes, f"set_{axis}scale")("log" if wide else "linear")
         for number, method in enumerate(methods):
@@ -88,14 +96,21 @@ def cost_to_target(
     return figure
 
 
-def _reached_by_all(trials: Sequence[Trials]) -> float:
-    histories = [[row.get("accuracy") for row in history] for one in trials for history in one.histories]
+def with_article(monitor: Monitor) -> str:
+    """The metric's name in a sentence: an accuracy, an AUROC, a mean squared error."""
+    return f"{'an' if monitor.title[0] in 'aAF' else 'a'} {monitor.title}"
+
+
+def _reached_by_all(trials: Sequence[Trials], monitor: Monitor) -> float:
+    histories = [[monitor.of(row) for row in history] for one in trials for history in one.histories]
     tested = [[value for value in history if value is not None] for history in histories]
-    best = [max(history) for history in tested if history]  # a run that has just begun has none
+    best = [monitor.best(history) for history in tested if history]  # a run that has just begun has none
+    if not monitor.share and best:
+        return min(best) if monitor.larger_is_better else max(best)
     lowest = 100 * min(best, default=0.0)
     whole = math.floor(lowest + 1e-9)  # 0.57 is 57 %, though 100 * 0.57 is a little less
     if whole < 1:
-        raise FedflatError("No accuracy is reached by all runs: give a target, such as 0.8.")
+        raise FedflatError(f"No {monitor.title} is reached by all runs: give a target, such as 0.8.")
     return whole / 100
 
 
@@ -108,8 +123,7 @@ def _reached(trials: Trials, target: float, computation: str, communication: str
     x: list[float] = []
     y: list[float] = []
     for history in trials.histories:
-        tested: list[Any] = [row for row in history if row.get("accuracy") is not None]
-        first = _first(tested, target)
+        first = first_reached(list(history), target, trials.monitor)
         if first is None:
             continue
         position = next(number for number, row in enumerate(history) if row["index"] == first)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..core.monitor import Monitor
 from ..errors import FedflatError
-from ..experiments.compare import compare, describe, find_runs
+from ..experiments.compare import compare, describe, find_runs, monitor_of
 from ..methods.named import METHODS
 from ..storage.client_reports import are_reported, with_client_reports
 from ..storage.metrics_file import read_metrics
@@ -36,6 +37,9 @@ class Trials:
     places: list[Path]
     """the directories, of what was read from one"""
 
+    monitor: Monitor = field(default_factory=Monitor)
+    """the metric that they are compared by"""
+
     @property
     def by_clients(self) -> bool:
         """Whether accuracy and loss are what clients reported, where the server has no test set."""
@@ -49,7 +53,10 @@ def gather(runs: Runs) -> list[Trials]:
     else:
         several = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
         groups = compare(find_runs([_place(one) for one in several]))
-        found = [Trials(written(group.name), _read(group.counted), group.counted) for group in groups]
+        found = [
+            Trials(written(group.name), _read(group.counted), group.counted, group.monitor)
+            for group in groups
+        ]
     if not found:
         raise FedflatError("There is nothing to draw: give at least one run.")
     return found
@@ -79,14 +86,27 @@ def _named(name: str, source: Any) -> Trials:
     several = isinstance(source, Sequence) and not isinstance(source, str) and not _is_history(source)
     histories: list[History] = []
     places: list[Path] = []
+    monitors: list[Monitor] = []
     for one in source if several else [source]:
         if isinstance(one, str | Path):
             places += find_runs([one])
+            monitors += map(monitor_of, places)
         elif not _is_history(one) and not hasattr(one, "history"):
             raise _unnamed(one)
         else:
             histories.append(one if _is_history(one) else one.history)
-    return Trials(name, [*map(with_client_reports, histories), *_read(places)], places)
+            monitors += [] if _is_history(one) else [one.monitor]
+    monitor = monitors[0] if monitors else Monitor()
+    return Trials(name, [*map(with_client_reports, histories), *_read(places)], places, monitor)
+
+
+def monitored_by_all(trials: Sequence[Trials]) -> Monitor:
+    """The metric that all are compared by; an error where they differ in it."""
+    found = list(dict.fromkeys(one.monitor for one in trials))
+    if len(found) > 1:
+        named = ", ".join(f"{one.name} by {one.monitor.name}" for one in trials)
+        raise FedflatError(f"These runs are compared by different metrics: {named}. Draw them apart.")
+    return found[0]
 
 
 def _place(given: Any) -> Place:

@@ -2,6 +2,7 @@
 
 A mechanism is a small frozen dataclass. It overrides only the hooks it needs; they follow the life of a round:
 
+    check_task    refuse what the mechanism is not defined for      (once)
     server_state  what the server keeps, with initial values        (once)
     start         where the clients start, if not at w              (server)
     send          what only this one client receives                (server, per client)
@@ -163,6 +164,9 @@ class Mechanism:
         return Contract()
 
     # -- hooks, in the order of a round ------------------------------------------------------------
+
+    def check_task(self, task: str, outputs: Tensor) -> None:
+        """Refuse a task that the mechanism is not defined for; `outputs` are the model's for one sample."""
 
     def server_state(self, w: Tensor) -> Mapping[str, Value | None]:
         """Name what the server keeps, with initial values; None is "nothing yet"."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.monitor import Monitor
 from ..data.on_nodes import what_is_known
 from ..errors import FedflatError, shortened
 from ..experiments.compare import Group, Mean, compare
@@ -67,6 +68,7 @@ class Content:
             "version": __version__,
             "made": time.strftime("%Y-%m-%d %H:%M"),
             "last": self._last,
+            "monitor": _monitor(grouped),
             "target": self._target,
             "left": [{"path": path, "why": why} for path, why in left.items()],
             "runs": [self._shown(run, grouped) for run in runs],
@@ -116,6 +118,7 @@ class Content:
             "done": len(run.rows),
             "finished": run.finished,
             "tested_by_clients": run.by_clients,
+            "monitor": Monitor.of_run(run.settings).to_dict(),
             "on_nodes": run.on_nodes,
             "notes": run.notes,
             "caveats": run.caveats,
@@ -141,6 +144,14 @@ def _groups(runs: Sequence[RunFiles], last: int, target: float | None) -> dict[s
     paths = [run.path for run in runs if run.described is not None and _comparable(run)]
     groups = compare(paths, last, target) if paths else []
     return {f"{number}: {group.name}": group for number, group in enumerate(groups)}
+
+
+def _monitor(grouped: Mapping[str, Group]) -> dict[str, Any]:
+    """The metric that runs are compared by; without a name of its own where they differ in it."""
+    found = list(dict.fromkeys(group.monitor for group in grouped.values())) or [Monitor()]
+    one = found[0] if len(found) == 1 else Monitor("monitored metric", True, False)
+    key = one.name if one.name in ("accuracy", "loss") else f"metrics.{one.name}"
+    return {**one.to_dict(), "title": one.title, "key": key}
 
 
 def _comparable(run: RunFiles) -> bool:

@@ -33,7 +33,11 @@ def thinned(rows: Sequence[Row], most: int = POINTS) -> list[int]:
     every = range(len(rows))
     if len(rows) <= most:
         return list(every)
-    tested = [n for n in every if rows[n].get("accuracy") is not None or rows[n].get("measures")]
+    tested = [
+        n
+        for n in every
+        if any(rows[n].get(key) is not None for key in ("accuracy", "loss")) or rows[n].get("measures")
+    ]
     chosen = tested or list(every)
     step = math.ceil(len(chosen) / most)
     return sorted({*chosen[::-step]})
@@ -67,6 +71,11 @@ def _series(rows: Sequence[Row]) -> dict[str, Column]:
         groups = [inner if isinstance(inner := row.get(group), dict) else {} for row in rows]
         for name in dict.fromkeys(name for inner in groups for name in inner):
             found[f"{group}.{name}"] = [inner.get(name) for inner in groups]
+    tested = [row["metrics"] if isinstance(row.get("metrics"), dict) else {} for row in rows]
+    for name in dict.fromkeys(
+        name for inner in tested for name, value in inner.items() if _number(value) is not None
+    ):
+        found[f"metrics.{name}"] = [inner.get(name) for inner in tested]
     shown = {name: _column(values) for name, values in found.items()}
     return {name: column for name, column in shown.items() if any(value is not None for value in column)}
 

@@ -117,6 +117,13 @@ def _is_report(value: Any) -> bool:
     return _mapping_of(_or_none(_is_number))(numbers) and of_clients(clients)
 
 
+def _is_value(value: Any) -> bool:
+    """Whether it may be the value of a metric: a number, or lists and mappings of them."""
+    if isinstance(value, list | dict):
+        return all(map(_is_value, value.values() if isinstance(value, dict) else value))
+    return value is None or _is_number(value)
+
+
 def _are_clients(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(client, int) for client in value)
 
@@ -131,6 +138,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("loss", "train_loss", "train_loss_std"), _or_none(_is_number)),
     "client_accuracy": _or_none(_is_spread),
     "accuracy_by_group": _or_none(_mapping_of(_or_none(_is_share))),
+    "metrics": lambda value: isinstance(value, dict) and _is_value(value),
     "reported": _or_none(_is_report),
     **dict.fromkeys(("rejected", "clipped"), _are_sentences),
     "undone": _or_none(lambda value: isinstance(value, str)),

@@ -56,7 +56,10 @@ SHARE = 60
 EXACT = ("torch", "cpu")
 """Entries of the environment that the last digits of numbers depend on."""
 
-MAY_CHANGE = ("rounds", "how", "notes", "convolutions", "on_bad_upload", "on_divergence", "measure")
+MAY_CHANGE = (
+    *("rounds", "how", "notes", "convolutions", "on_bad_upload", "on_divergence", "measure"),
+    *("metrics", "monitor", "monitored"),
+)
 """Settings that may differ when a run is resumed; the ways to convolve are kept, as far as the device has them."""
 
 

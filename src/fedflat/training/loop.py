@@ -23,6 +23,7 @@ from ..storage.client_store import ClientStore
 from ..storage.run_directory import RunDirectory
 from .callbacks import Callbacks
 from .class_mix import ClassMix
+from .evaluation import one_class_only, plain_values
 from .record import RoundRecord
 from .settings import TrainingSettings
 
@@ -270,7 +271,10 @@ class TrainingLoop:
             names = self.job.federation.test_group_names
             record.accuracy_by_group = dict(zip(names, by_group, strict=True))
         record.client_accuracy = self._mix.spread(by_class) if self._mix and by_class else None
-        record.metrics = further
+        counts = further.pop("class-counts", None)
+        record.metrics = plain_values(further)
+        if record.index == self.settings.rounds - 1 and counts is not None:
+            self._pass_on(one_class_only(**counts))
 
     def _tell_of(self, record: RoundRecord) -> bool:
         """Write down what happened in a round; whether a callback ends the run."""

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ..core.monitor import Monitor
 from .callbacks import Callback
 
 if TYPE_CHECKING:
@@ -27,34 +28,42 @@ class RunProgress(Callback):
     def __init__(self, console: Console | None = None) -> None:
         self._console = console = console or Console()
         self._live = console.is_terminal or console.is_jupyter
-        self._accuracy = self._loss = "–"
+        self._monitor, self._value, self._loss = Monitor(), "–", "–"
         self._rejected = 0
         self._bar = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             TextColumn("round {task.completed}/{task.total}"),
-            TextColumn("accuracy"),
-            TextColumn("{task.fields[accuracy]}", style="green", markup=False),
+            TextColumn("{task.fields[metric]}", markup=False),
+            TextColumn("{task.fields[value]}", style="green", markup=False),
             TextColumn("loss {task.fields[loss]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[note]}", style="yellow", markup=False),
             console=console,
             disable=not self._live,
         )
-        self._task = self._bar.add_task("", total=None, accuracy="–", loss="–", note="")
+        self._task = self._bar.add_task("", total=None, metric="", value="–", loss="–", note="")
 
     def begin(self, run: Run) -> None:
         self._began, self._first = time.perf_counter(), len(run.history)
         self._label, self._rounds = run.method.name, run.settings.rounds
-        self._bar.update(self._task, description=self._label, total=self._rounds, completed=self._first)
+        self._monitor = run.monitor
+        self._bar.update(
+            self._task,
+            description=self._label,
+            total=self._rounds,
+            completed=self._first,
+            metric=run.monitor.title,
+        )
         self._bar.start()
 
     def end(self, run: Run) -> None:
         self._bar.stop()
 
     def round(self, record: RoundRecord) -> None:
-        if record.accuracy is not None:
-            self._accuracy = f"{record.accuracy:.1%}"
+        value = self._monitor.of(vars(record))
+        if value is not None:
+            self._value = self._monitor.text(value)
         if record.loss is not None:
             self._loss = f"{record.loss:.3f}"
         self._rejected += len(record.rejected)
@@ -63,7 +72,7 @@ class RunProgress(Callback):
             self._bar.console.print(said, highlight=False)
         note = f"{self._rejected} uploads left out" if self._rejected else ""
         self._bar.update(
-            self._task, completed=record.index + 1, accuracy=self._accuracy, loss=self._loss, note=note
+            self._task, completed=record.index + 1, value=self._value, loss=self._loss, note=note
         )
         if not self._live:
             self._print_line(record.index + 1, note)
@@ -85,7 +94,7 @@ class RunProgress(Callback):
         parts = [
             self._label,
             f"round {done}/{self._rounds}",
-            f"accuracy {self._accuracy}",
+            f"{self._monitor.title} {self._value}",
             f"loss {self._loss}",
             f"{left:.0f} s left",
             note,

@@ -22,6 +22,31 @@ class TrainingSettings:
     """The settings of a training, beside its data, model, method, clients' optimiser and engine."""
 
     rounds: int = number(default=100, at_least=1, whole=True, help="communication rounds")
+    task: str = choice(
+        "auto",
+        "classification",
+        "multi-label",
+        "regression",
+        default="auto",
+        help="what is predicted: one class, any number of labels, or numbers; by default what the targets are",
+    )
+    loss: str = text(
+        default="auto",
+        help="what is minimised: cross-entropy, focal or bce for classes, bce for labels, mse, mae or huber for "
+        "numbers, such as cross-entropy(weights=balanced, label_smoothing=0.1), focal(gamma=2) or huber(delta=1); in "
+        "Python any function from outputs and targets to the mean loss of a batch. A single output is the logit of "
+        "class 1",
+    )
+    metrics: Sequence[Any] = entries(
+        option="metric",
+        help="to compute in every test beside loss and accuracy, such as [auroc, f1, recall-by-class, confusion, "
+        "top-5], or mse, mae and r2 of numbers; in Python also functions of all outputs and targets",
+    )
+    monitor: str = text(
+        default="auto",
+        help="the metric that runs are compared and tuned by; by default accuracy, f1 for multi-label, r2 for "
+        "regression",
+    )
     weighting: str = choice(
         "samples",
         "uniform",
@@ -156,7 +181,14 @@ class TrainingSettings:
         """As run.json has them: what the numbers depend on by name, the rest below `"how"`."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         how = {name: named.pop(name) for name in self.HOW}
-        return {**named, "measure": list(self.measure), "how": how}
+        metrics = [_name(one) for one in self.metrics]
+        return {
+            **named,
+            "loss": _name(self.loss),
+            "metrics": metrics,
+            "measure": list(self.measure),
+            "how": how,
+        }
 
 
 def takes_settings(function: Function) -> Function:
@@ -168,6 +200,12 @@ def takes_settings(function: Function) -> Function:
     told = [f"    {field.name}: {_told(field.metadata)}" for field in fields(TrainingSettings)]
     function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), *told])
     return function
+
+
+def _name(thing: Any) -> str:
+    if isinstance(thing, str):
+        return thing
+    return str(getattr(thing, "name", None) or getattr(thing, "__name__", None) or type(thing).__name__)
 
 
 def _told(facts: Mapping[str, Any]) -> str:

@@ -16,9 +16,10 @@ from torch import nn
 
 from ..client.optimisers import LocalOptimiser, LocalSGD
 from ..core.allocator import give_back, keep_memory
-from ..core.evaluation import LossFunction
 from ..core.finite import check_lr
 from ..core.flat import FlatModel
+from ..core.monitor import Monitor
+from ..core.tasks import LossFunction
 from ..core.threads import computing_with
 from ..data.federation import Federation
 from ..data.fingerprint import fingerprint
@@ -37,7 +38,9 @@ from ..storage.environment import check_device
 from ..storage.run_directory import RunDirectory
 from ..storage.run_files import is_begun, read_settings
 from .callbacks import Callback, Callbacks, OnRound, RoundsOnDisk
+from .evaluation import check_method, plan_evaluation
 from .loop import TrainingLoop
+from .losses import make_loss
 from .record import RoundRecord
 from .sameness import of_loss, of_mechanisms, of_module
 from .settings import TrainingSettings, takes_settings
@@ -57,12 +60,21 @@ class Run:
     clients: ClientStore
     """what the clients kept, in a simulation"""
     settings: TrainingSettings = field(default_factory=TrainingSettings)
+    monitor: Monitor = field(default_factory=Monitor)
+    """the metric that the run is compared by"""
+    loss: LossFunction = F.cross_entropy
+    """what was minimised"""
 
     @property
     def accuracy(self) -> float | None:
         """Test accuracy after the last evaluated round."""
         evaluated = [row["accuracy"] for row in self.history if row["accuracy"] is not None]
         return evaluated[-1] if evaluated else None
+
+    @property
+    def monitored(self) -> list[float]:
+        """The monitored metric in every test, in order."""
+        return [value for row in self.history if (value := self.monitor.of(row)) is not None]
 
     def total(self, column: str) -> float:
         """The sum of a column over all rounds, such as `bytes_up` or `forward`."""
@@ -78,7 +90,6 @@ def train(
     participation: Participation | int | None = None,
     *,
     engine: str | Engine = "inprocess",
-    loss: LossFunction = F.cross_entropy,
     out: str | Path | None = None,
     resume: bool = False,
     keep_states: bool = True,
@@ -102,8 +113,6 @@ def train(
         local: the clients' optimiser: `LocalSGD`, which is the default, `LocalAdam` or `LocalAdamW`.
         participation: who takes part; a number n is `Uniform(n)`, None is `Everyone()`.
         engine: where clients run: `"inprocess"`, `"workers"`, or for example `Workers(4)`.
-        loss: from outputs and targets to the mean loss of a batch. A single output is the logit of class 1, which is
-            predicted above 0.
         out: a directory to write metrics, checkpoints and the trained model to.
         resume: resume the run that `out` holds, if there is one, after its last checkpoint. The result has the same
             bits as without the interruption.
@@ -132,8 +141,10 @@ def train(
         raise FedflatError("resume=True: name the directory of the run to resume, out=....")
     participation.check(len(federation), chosen.rounds)
     check_lr(sgd.lr_in(chosen.rounds - 1), sgd.lr_in(0), dtype)
-    if loss is F.cross_entropy:
-        federation.check_classes()
+    loss, found = make_loss(chosen.loss, chosen.task, federation)
+    metrics, monitor = plan_evaluation(chosen, federation, loss)
+    if found:
+        warnings.warn(found, stacklevel=2)
     watching = [*callbacks]
     if on_round is not None:
         watching.append(OnRound(on_round))
@@ -156,6 +167,7 @@ def train(
         elif resume and out is not None and is_begun(out):
             set_recorded(module, read_settings(out, to_resume=True))
         flat = FlatModel(module, dtype, device)
+        check_method(method, flat, federation, loss)
         server, budget = _make_server(flat, method, len(federation), chosen)
         recording = None
         if chosen.measure:
@@ -177,11 +189,12 @@ def train(
                 "federation": {**federation.about(), "fingerprint": print_of_data},
                 "model": model if isinstance(model, str) else type(module).__name__,
                 **({} if isinstance(model, str) else {"module": of_module(model)}),
-                "loss": of_loss(loss),
                 "parameters": flat.size,
                 "local": sgd.to_dict(),
                 "participation": str(participation),
                 **said,
+                "loss": of_loss(chosen.loss if callable(chosen.loss) else loss),
+                "monitored": monitor.to_dict(),
                 "norm_bound": chosen.norm_bound and server.norm_bounds.to_dict(),  # however it was written
                 "convolutions": _convolutions(flat, federation, sgd),
                 "notes": [*federation.caveats, *notes],
@@ -202,13 +215,15 @@ def train(
 
         measured = recording is not None and recording.from_uploads
         job = Job(
-            federation, flat, method, sgd, loss, chosen.seed, chosen.buffers, measured, oracle=chosen.oracle
+            *(federation, flat, method, sgd, loss, chosen.seed, chosen.buffers, measured),
+            oracle=chosen.oracle,
+            metrics=metrics,
         )
         told = Callbacks(watching)
         loop = TrainingLoop(
             job, server, store, where, participation, chosen, told, history, directory, stop, overlap
         )
-        run = Run(method, history, module, server, store, chosen)
+        run = Run(method, history, module, server, store, chosen, monitor, loss)
         with told.looking_on(run):
             diverged = None
             try:

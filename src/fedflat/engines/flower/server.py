@@ -12,7 +12,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch.nn.functional as F
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -45,7 +44,7 @@ def server_app(
     experiment: str | Path,
     test: Callable[[], Federation] | None = None,
     model: ModelHook | None = None,
-    loss: LossFunction = F.cross_entropy,
+    loss: LossFunction | None = None,
     shape: Sequence[int] | None = None,
     classes: int | None = None,
     vocabulary: int | None = None,
@@ -56,7 +55,7 @@ def server_app(
         experiment: the file; what it says about a dataset is not used, the data is the clients'.
         test: the server's test set, as the test set of any federation; without one only the clients test.
         model: makes the model, if it is none that is known by name; the clients' app needs the same.
-        loss: from outputs and targets to the mean loss of a batch.
+        loss: from outputs and targets to the mean loss of a batch; by default what the experiment says.
         shape: of one sample, as the model sees it. By default that of the server's test set; without any, what more
             than half of the nodes say.
         classes: how many there are; by default as with the shape.
@@ -86,7 +85,7 @@ def serve(
     patience: Limits | None = None,
     test: Callable[[], Federation] | None = None,
     model: ModelHook | None = None,
-    loss: LossFunction = F.cross_entropy,
+    loss: LossFunction | None = None,
     report: bool = True,
     nodes: Nodes | None = None,
     given: Given | None = None,
@@ -106,6 +105,13 @@ def serve(
             "measure: a real federation records no measures, since they look at clients' data and local models. "
             "Leave it out, or measure in a simulation."
         )
+    if loss is None and (
+        filled.loss not in ("auto", "cross-entropy") or filled.task not in ("auto", "classification")
+    ):
+        raise FedflatError(
+            "loss, task: in a real federation clients train with the loss of their own app. Leave these out, and "
+            "give both apps the function: server_app(..., loss=...), client_app(..., loss=...)."
+        )
     clients = filled.clients or 1
     method = as_method(filled.method)
     held = test() if test is not None else None
@@ -116,7 +122,7 @@ def serve(
     federation = RemoteFederation(clients, facts.shape, facts.classes, facts.vocabulary, held)
     name = filled.model or "mlp"
     engine = Flower(grid, nodes, "" if model is not None else name, run_name(out), patience, report)
-    careful: dict[str, Any] = {"checkpoint_every": 1}
+    careful: dict[str, Any] = {"checkpoint_every": 1, **({} if loss is None else {"loss": loss})}
     if "on_divergence" not in filled.model_fields_set:
         careful["on_divergence"] = "restore"  # one hostile client must not end the run
     say(logging.INFO, f"{method.name}: {filled.rounds} rounds with {clients} clients, in {out}")
@@ -127,7 +133,6 @@ def serve(
         make_local(filled.local),
         make_participation(filled.participation),
         engine=engine,
-        loss=loss,
         out=out,
         on_round=_tell,
         resume=True,

@@ -32,7 +32,7 @@ def check_importable(job: Job) -> None:
     if getattr(main, "__spec__", None) is not None or os.path.isfile(getattr(main, "__file__", None) or ""):
         return
     kinds = [type(part) for part in (*job.model.module.modules(), *job.method.mechanisms)]
-    for kind in (*kinds, job.loss):
+    for kind in (*kinds, job.loss, *job.metrics.functions):
         if getattr(kind, "__module__", None) == "__main__":
             raise FedflatError(
                 f"{getattr(kind, '__name__', kind)} is defined in a notebook or at a prompt, where processes that "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.parameters import choice, number
 from ...core.pull import Pull
+from ...core.tasks import MULTI_LABEL, REGRESSION, is_single
 from ...errors import FedflatError
 from ..mechanism import Contract, Mechanism
 
@@ -24,17 +25,33 @@ class Distilling:
     """A loss term that keeps a client close to a teacher: `γ τ² KL( softmax(z_teacher/τ) ‖ softmax(z/τ) )`.
 
     A single output is the logit of class 1, and its softmax that of the pair (0, z): the divergence of two Bernoulli
-    distributions with the probabilities `sigmoid(z/τ)`.
+    distributions with the probabilities `sigmoid(z/τ)`. No paper says what follows; it is ours. Of several labels
+    each is a single logit, and the term the mean over them. Of numbers the term is `γ (z − z_teacher)²`, the mean
+    over outputs, without a temperature.
     """
 
     gamma: float
     tau: float
 
+    def towards(self, teacher: Tensor, step: Step, outputs: Tensor) -> Pull:
+        """Pull towards what the model with the teacher's weights predicts on the step's batch."""
+        task, outputs = step.task(outputs), outputs.detach()
+        if task == REGRESSION:
+            away = outputs - step.teacher(teacher)
+            return Pull(away, 2 * self.gamma / away.numel())
+        if task == MULTI_LABEL:
+            return self.pull_each(step.teacher(teacher, self.soften_each), outputs)
+        return self.pull(step.teacher(teacher, self.soften), outputs)
+
     def soften(self, logits: Tensor) -> Tensor:
         """`softmax(z/τ)`; of a single logit the probability of class 1."""
         if is_single(logits):
-            return torch.sigmoid(logits / self.tau)
+            return self.soften_each(logits)
         return F.softmax(logits / self.tau, dim=-1)
+
+    def soften_each(self, logits: Tensor) -> Tensor:
+        """`sigmoid(z/τ)`."""
+        return torch.sigmoid(logits / self.tau)
 
     def distil(self, taught: Tensor, logits: Tensor) -> Tensor:
         """`γ τ² KL( taught ‖ softmax(z/τ) )`, the mean over the batch, up to the entropy of what is taught.
@@ -53,10 +70,14 @@ class Distilling:
     def pull(self, taught: Tensor, logits: Tensor) -> Pull:
         """`γ τ ( softmax(z/τ) − taught )`, a mean over the batch: the gradient of `distil` for the logits."""
         if is_single(logits):
-            away = torch.sigmoid(logits * (1.0 / self.tau)).sub_(taught)
-            return Pull(away, self.gamma * self.tau / logits.numel())
+            return self.pull_each(taught, logits)
         rows = logits.numel() // logits.shape[-1]
         return Pull(torch.softmax(logits * (1.0 / self.tau), -1).sub_(taught), self.gamma * self.tau / rows)
+
+    def pull_each(self, taught: Tensor, logits: Tensor) -> Pull:
+        """`γ τ ( sigmoid(z/τ) − taught )`, a mean over all logits."""
+        away = torch.sigmoid(logits * (1.0 / self.tau)).sub_(taught)
+        return Pull(away, self.gamma * self.tau / logits.numel())
 
 
 class TrajectoryLoss(Distilling, Mechanism):
@@ -79,7 +100,7 @@ class TrajectoryLoss(Distilling, Mechanism):
 
     def loss(self, step: Step, outputs: Tensor) -> Pull:
         """Pull towards the average model's predictions on the step's batch."""
-        return self.pull(step.teacher(step.local.received["ema"], self.soften), outputs.detach())
+        return self.towards(step.local.received["ema"], step, outputs)
 
     def finish(self, server: Server) -> None:
         """The moving average takes in the new model."""
@@ -116,7 +137,7 @@ class OwnTrajectoryLoss(Distilling, Mechanism):
 
     def loss(self, step: Step, outputs: Tensor) -> Pull:
         """Pull towards the predictions of the client's average model on the step's batch."""
-        return self.pull(step.teacher(step.local.state["ema"], self.soften), outputs.detach())
+        return self.towards(step.local.state["ema"], step, outputs)
 
 
 class NotTrueDistillation(Distilling, Mechanism):
@@ -132,22 +153,27 @@ class NotTrueDistillation(Distilling, Mechanism):
         """One more forward pass."""
         return Contract(forward=1)
 
-    def loss(self, step: Step, outputs: Tensor) -> Tensor:
-        """Preserve the global view of the other classes."""
+    def check_task(self, task: str, outputs: Tensor) -> None:
+        """There must be one true class, and at least two others."""
+        if task in (MULTI_LABEL, REGRESSION):
+            raise FedflatError(
+                f"{self.name} compares predictions of the classes that are not the true one, and {task} has no true "
+                "class: use fedgmt, which distils all outputs."
+            )
         if is_single(outputs) or outputs.shape[-1] == 2:
             raise FedflatError(
                 f"{self.name} compares predictions of the classes that are not the true one. With two classes there "
                 "is one of those, whose probability is always 1, and nothing to compare: use fedavg, which is what "
                 "is left, or fedgmt, which distils both classes."
             )
+
+    def loss(self, step: Step, outputs: Tensor) -> Tensor:
+        """Preserve the global view of the other classes."""
+        if step.index == 0:
+            self.check_task(step.task(outputs), outputs)
         teacher = step.teacher(step.local.start)
         others = without_true_class(outputs, step.targets)
         return self.distil(self.soften(without_true_class(teacher, step.targets)), others)
-
-
-def is_single(logits: Tensor) -> bool:
-    """Whether there is one output per sample."""
-    return logits.ndim == 1 or logits.shape[-1] == 1
 
 
 def without_true_class(logits: Tensor, targets: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ function closest(few) {
 
 function drawCurves() {
   const known = quantities();
-  if (!known.some((one) => one.value === state.quantity) && known.length) state.quantity = known[0].value;
+  if (!known.some((one) => one.value === state.quantity) && known.length) state.quantity = (known.find((one) => one.value === state.data.monitor.key) || known[0]).value;
   fillSelect(find("quantity"), known, state.quantity);
   fillSelect(find("axis"), Object.entries(AXES).map(([value, axis]) => ({ value, name: axis.name })), state.axis);
   find("smooth").value = state.smooth;

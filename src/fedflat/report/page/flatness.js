@@ -1,4 +1,4 @@
-// Flatness beside accuracy: all that was measured, as a table, a scatter, and curves where there are any.
+// Flatness beside the monitored metric: all that was measured, as a table, a scatter, and curves where there are any.
 
 const flatnessSort = { column: null, down: true };
 
@@ -13,7 +13,7 @@ function measuresOf(run) {
   return { ...recorded, ...(run.flatness.numbers || {}) };
 }
 
-function accuracyOf(run) {
+function monitoredOf(run) {
   return run.summary.last ? run.summary.last[0] : null;
 }
 
@@ -51,7 +51,7 @@ function flatnessParts() {
 function drawFlatnessTable(runs, names) {
   const columns = [
     { key: "name", title: "Run", value: (run) => run.label.toLowerCase() },
-    { key: "accuracy", title: "Accuracy", value: accuracyOf, text: (run) => percent(accuracyOf(run)) },
+    { key: "accuracy", title: capital(state.data.monitor.title), value: monitoredOf, text: (run) => monitorText(monitoredOf(run)) },
     ...names.map((name) => ({ key: `m ${name}`, title: name, value: (run) => measuresOf(run)[name], text: (run) => significant(measuresOf(run)[name]) })),
   ];
   const head = make("thead", {}, make("tr", {}, ...columns.map((column) => sortingHead(column, flatnessSort, () => drawFlatnessTable(runs, names)))));
@@ -62,17 +62,17 @@ function drawFlatnessTable(runs, names) {
 }
 
 function drawScatter(runs) {
-  const points = runs.filter((run) => measuresOf(run)[state.measure] != null && accuracyOf(run) != null);
+  const points = runs.filter((run) => measuresOf(run)[state.measure] != null && monitoredOf(run) != null);
   const traces = points.map((run) => ({
-    type: "scatter", mode: "markers", x: [measuresOf(run)[state.measure]], y: [accuracyOf(run)], meta: plain(run.label),
+    type: "scatter", mode: "markers", x: [measuresOf(run)[state.measure]], y: [monitoredOf(run)], meta: plain(run.label),
     marker: { size: 12, color: colour(run.style.colour), symbol: SYMBOLS[run.style.dash], line: { width: 1, color: themed("--card") } },
-    hovertemplate: `%{meta}<br>accuracy <b>%{y:.2%}</b><br>${plain(state.measure)} <b>%{x:.4~g}</b><extra></extra>`,
+    hovertemplate: `%{meta}<br>${plain(state.data.monitor.title)} <b>%{y:${state.data.monitor.share ? ".2%" : ".4~g"}}</b><br>${plain(state.measure)} <b>%{x:.4~g}</b><extra></extra>`,
   }));
   draw(find("scatter"), traces, {
     hovermode: "closest", uirevision: state.measure,
     xaxis: axisLook({ title: plain(state.measure), tickformat: "~g", nticks: 6 }),
-    yaxis: axisLook({ title: "accuracy", tickformat: ".1%" }),
-  }, `Scatter: accuracy against ${state.measure} of ${counted(points.length, "run")}. The numbers are in the table above.`);
+    yaxis: axisLook({ title: state.data.monitor.title, tickformat: state.data.monitor.share ? ".1%" : "~g" }),
+  }, `Scatter: ${state.data.monitor.title} against ${state.measure} of ${counted(points.length, "run")}. The numbers are in the table above.`);
 }
 
 function drawRadius(runs) {

@@ -6,7 +6,7 @@ const state = {
   filter: "",
   sort: { column: null, down: true },
   together: false,
-  quantity: "accuracy",
+  quantity: null,
   axis: "rounds",
   smooth: 1,
   logarithmic: false,

@@ -2,13 +2,14 @@
 
 function summaryColumns() {
   const { last, target, runs } = state.data;
+  const monitored = (name) => ({ value: (row) => (row.summary[name] || [null])[0], text: (row) => withDeviation(row.summary[name], monitorText), better: state.data.monitor.larger_is_better ? 1 : -1 });
   const share = (name) => ({ value: (row) => (row.summary[name] || [null])[0], text: (row) => withDeviation(row.summary[name], percent), better: 1 });
   const plainly = (name, write) => ({ value: (row) => row.summary[name], text: (row) => write(row.summary[name]) });
   const columns = [
     { key: "name", title: state.together ? "Experiment" : "Run", value: (row) => row.label.toLowerCase() },
-    { key: "last", title: `${capital(accuracyName())}, last ${last}`, ...share("last") },
-    { key: "within", title: "± within", value: (row) => row.summary.within, text: (row) => percent(row.summary.within) },
-    { key: "best", title: "Best", ...share("best") },
+    { key: "last", title: `${capital(monitorName())}, last ${last}`, ...monitored("last") },
+    { key: "within", title: "± within", value: (row) => row.summary.within, text: (row) => monitorText(row.summary.within) },
+    { key: "best", title: "Best", ...monitored("best") },
     { key: "worst", title: "Worst clients", ...share("worst_decile") },
     { key: "loss", title: capital(lossName()), ...plainly("loss", significant) },
     state.together
@@ -21,7 +22,7 @@ function summaryColumns() {
   ];
   if (target != null) {
     columns.push(
-      { key: "rounds_to", title: `Rounds to ${percent(target, 0)} %`, value: (row) => (row.summary.rounds_to || [null])[0], text: (row) => withDeviation(row.summary.rounds_to, whole), better: -1 },
+      { key: "rounds_to", title: `Rounds to ${state.data.monitor.share ? `${percent(target, 0)} %` : significant(target)}`, value: (row) => (row.summary.rounds_to || [null])[0], text: (row) => withDeviation(row.summary.rounds_to, whole), better: -1 },
       { key: "megabytes_to", title: "MB to it", value: (row) => (row.summary.megabytes_to || [null])[0], text: (row) => withDeviation(row.summary.megabytes_to, whole), better: -1 },
       { key: "seconds_to", title: "Seconds to it", value: (row) => (row.summary.seconds_to || [null])[0], text: (row) => withDeviation(row.summary.seconds_to, whole), better: -1 },
     );
@@ -95,8 +96,9 @@ function drawTable() {
   const shown = shownRuns().length;
   find("count").textContent = `${counted(state.data.runs.length, "run")}, ${shown} shown.`;
   const seeds = new Set(state.data.runs.map((run) => run.group)).size <= COLOURS.light.length;
+  const inPerCent = "Accuracies in per cent.";
   find("legend-hint").textContent = state.data.runs.length > 1
-    ? `A colour is an experiment${seeds && hasSeveralSeeds() && !state.together ? ", a line pattern a seed" : ""}, in every picture. Accuracies in per cent.` : "Accuracies in per cent.";
+    ? `A colour is an experiment${seeds && hasSeveralSeeds() && !state.together ? ", a line pattern a seed" : ""}, in every picture. ${inPerCent}` : inPerCent;
   const reported = state.data.runs.filter((run) => run.tested_by_clients);
   if (reported.length) {
     const whose = reported.length === state.data.runs.length ? "" : ` of ${reported.map((run) => run.label).join("; ")}`;

@@ -70,6 +70,7 @@ const QUANTITIES = {
 
 const QUANTITY_GROUPS = {
   "": "Always",
+  metrics: "Metrics",
   client_accuracy: "Clients",
   accuracy_by_group: "Users or domains",
   measures: "Flatness",
@@ -80,6 +81,15 @@ const QUANTITY_GROUPS = {
 function testedByClients() {
   const kinds = new Set(state.data.runs.filter((run) => run.done).map((run) => run.tested_by_clients));
   return kinds.size === 1 ? [...kinds][0] : kinds.size ? null : false;
+}
+
+// The metric that runs are compared by, as numbers and in words.
+function monitorName() {
+  return state.data.monitor.title + (testedByClients() ? " reported by clients" : "");
+}
+
+function monitorText(value) {
+  return state.data.monitor.share ? percent(value) : significant(value);
 }
 
 function accuracyName() {
