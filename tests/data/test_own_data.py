@@ -1053,7 +1053,16 @@ def test_a_column_with_gaps_is_refused_and_the_file_says_so(csv_table: Path):
 
 def test_command_line_runs_and_sweeps_keep_it_and_a_resume_leaves_it(fedflat, tmp_path: Path):
     table, out = write(tmp_path / "ward.csv", ward()), tmp_path / "out"
-    data = ("--dataset", table, "--target", "state", "--client-column", "hospital", "--features", ",".join(WARD))
+    data = (
+        "--dataset",
+        table,
+        "--target",
+        "state",
+        "--client-column",
+        "hospital",
+        "--features",
+        ",".join(WARD),
+    )
     fedflat("run", *data, "-m", "fedavg", "--rounds", "1", "--out", out)
     first = (out / "preprocessing.json").read_bytes()
     dataset = ff.read_table(table, "state", client="hospital", features=WARD)
