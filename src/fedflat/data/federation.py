@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.randomness import generator
 from ..errors import FedflatError
 from .augmentation import Pipeline, Plain
 
@@ -261,13 +262,56 @@ class Federation:
             label = dtype if targets.is_floating_point() else targets.dtype
             return inputs.to(device, kind), targets.to(device, label)
 
-        result = type(self).__new__(type(self))
-        result.__dict__.update(self.__dict__)
+        result = self._copy()
         result._arrays = [move(pair) for pair in self._arrays]
         result._test = None if self._test is None else move(self._test)
         result._test_groups = None if self._test_groups is None else self._test_groups.to(device)
         result.pipeline = self.pipeline.to(dtype)
         result._rows = None if self._rows is None else self._rows.to(device)
+        return result
+
+    def without_test(self) -> Self:
+        """The federation without its test set, which nothing can look at then."""
+        result = self._copy()
+        result._test = result._test_groups = None
+        result.test_group_names = ()
+        return result
+
+    def with_validation(self, fraction: float, seed: int) -> Self:
+        """The federation with a part of every client's samples taken out, which is its test set now.
+
+        That is the fraction, rounded, of each client's samples, drawn at random: at least one, and never all of them.
+        """
+        sizes = np.array(self.sizes)
+        held_sizes = np.minimum(np.maximum(np.rint(fraction * sizes), 1), sizes - 1).astype(int)
+        if not held_sizes.any():
+            raise FedflatError(
+                f"validation={fraction:g}: no client has two samples, of which one could be held out. Leave it out."
+            )
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        draws = generator(seed, "validation").random(len(owners))
+        order = np.lexsort((draws, owners))  # every client's samples shuffled, client after client
+        rank = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        held = np.zeros(len(owners), dtype=bool)
+        held[order[rank < held_sizes[owners]]] = True
+        everything, chosen = self.union(), torch.from_numpy(held)
+        result = self.without_test()
+        result._test = everything.at(chosen.nonzero().flatten().to(everything.targets.device)).stored()
+        kept = torch.from_numpy(sizes - held_sizes)
+        result._ends = kept.cumsum(0)
+        if self._rows is not None:
+            result._rows = self._rows[~chosen.to(self._rows.device)]
+        else:
+            masks = [torch.from_numpy(one) for one in np.split(held, np.cumsum(sizes)[:-1])]
+            result._arrays = [
+                (x[~mask.to(x.device)], y[~mask.to(y.device)])
+                for (x, y), mask in zip(self._arrays, masks, strict=True)
+            ]
+        return result
+
+    def _copy(self) -> Self:
+        result = type(self).__new__(type(self))
+        result.__dict__.update(self.__dict__)
         return result
 
     def _owned_targets(self) -> list[tuple[str, Tensor]]:

@@ -131,6 +131,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("loss", "train_loss", "train_loss_std"), _or_none(_is_number)),
     "client_accuracy": _or_none(_is_spread),
     "accuracy_by_group": _or_none(_mapping_of(_or_none(_is_share))),
+    "validation": _or_none(lambda value: isinstance(value, dict)),
     "reported": _or_none(_is_report),
     **dict.fromkeys(("rejected", "clipped"), _are_sentences),
     "undone": _or_none(lambda value: isinstance(value, str)),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from ..core.evaluation import evaluate
 from ..core.finite import is_finite, is_spoiled, likely_cause
 from ..core.messages import Download, Missing
 from ..core.metrics import Score
+from ..data.federation import Federation
 from ..engines.base import Engine, Future, Job
 from ..errors import Diverged, FedflatError
 from ..server.participation import Participation
@@ -59,6 +61,8 @@ class TrainingLoop:
     stop: Callable[[], bool] | None = None
     overlap: bool | None = None
     """whether a round's model may be tested while the next one trains; None: where nobody could tell"""
+    whole: Federation | None = None
+    """the data before a validation part was held out, with the test set"""
     _told: bool = False
     """whether a person knows that uploads are refused"""
     _lost: int = 0
@@ -108,6 +112,8 @@ class TrainingLoop:
                         late = record, score
                         continue
                     self._score(record, score.result())
+                if last and settings.validation is not None:
+                    self._test_once(record)
                 stopping |= self._tell_of(record)
                 if self._keep(index + 1, last, stopping):
                     return
@@ -263,14 +269,32 @@ class TrainingLoop:
 
     def _score(self, record: RoundRecord, score: Score) -> None:
         """Write down what a test of the round's model found."""
+        if self.settings.validation is not None:
+            found = dict(score)
+            by_class = found.pop("accuracy_by_class", None)
+            found["client_accuracy"] = self._mix.spread(by_class) if self._mix and by_class else None
+            record.validation = {name: value for name, value in found.items() if value is not None}
+            return
+        self._note(record, score, self.job.federation.test_group_names)
+
+    def _note(self, record: RoundRecord, score: Score, group_names: Sequence[str]) -> None:
         further = dict(score)
         record.accuracy, record.loss = further.pop("accuracy", None), further.pop("loss", None)
         by_class, by_group = further.pop("accuracy_by_class", None), further.pop("accuracy_by_group", None)
         if by_group is not None:
-            names = self.job.federation.test_group_names
-            record.accuracy_by_group = dict(zip(names, by_group, strict=True))
+            record.accuracy_by_group = dict(zip(group_names, by_group, strict=True))
         record.client_accuracy = self._mix.spread(by_class) if self._mix and by_class else None
         record.metrics = further
+
+    def _test_once(self, record: RoundRecord) -> None:
+        """Use the test set after the last round, where rounds were tested on a validation part."""
+        job, server = self.job, self.server
+        if self.whole is None or self.whole.test is None:
+            return
+        job.model.write_buffers(server.buffers)
+        tested = server.delivered if self.settings.evaluate == "server" else server.average
+        score = evaluate(job.model, tested, self.whole.test, job.loss, job.metrics)
+        self._note(record, score, self.whole.test_group_names)
 
     def _tell_of(self, record: RoundRecord) -> bool:
         """Write down what happened in a round; whether a callback ends the run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ class RoundRecord:
     """mean, std and worst_decile over all clients, each tested on its own mix of classes; see `ClassMix`"""
     accuracy_by_group: dict[str, float] | None = None
     """of every user or domain of the test set, on its own test samples; where the data has at most 100 of them"""
+    validation: dict[str, Any] | None = None
+    """what a test on the validation part found, where there is one: accuracy, loss and the others above"""
     metrics: dict[str, Any] = field(default_factory=dict)
     """the values of further metrics of a test, by name"""
     reported: dict[str, Any] | None = None
@@ -63,7 +66,11 @@ class RoundRecord:
 
     def row(self) -> dict[str, Any]:
         """As plain values, for a table or a file."""
-        shown = {k: v for k, v in self.__dict__.items() if k != "server" and (k != "metrics" or v)}
+        shown = {
+            k: v
+            for k, v in self.__dict__.items()
+            if k != "server" and (k not in ("metrics", "validation") or v)
+        }
         return {**shown, "clients": list(self.clients), "scalars": dict(self.scalars)}
 
     def count_down(self, message: Download) -> None:
@@ -92,6 +99,12 @@ class RoundRecord:
                 variance = math.inf
             self.train_loss_std = math.sqrt(max(0.0, variance)) if math.isfinite(variance) else None
         self.reported = _reported(reports) if reports else None
+
+
+def judged(row: Mapping[str, Any]) -> float | None:
+    """The accuracy that settings are chosen by: on the validation part, where there is one."""
+    found: float | None = (row.get("validation") or row).get("accuracy")
+    return found
 
 
 def _reported(reports: dict[int, dict[str, float]]) -> dict[str, Any]:

@@ -37,6 +37,15 @@ class TrainingSettings:
     eval_every: int = number(
         default=1, at_least=1, whole=True, help="rounds from one test to the next; the last round is tested"
     )
+    validation: float | None = number(
+        default=None,
+        above=0,
+        below=1,
+        optional=True,
+        help="hold out this fraction of every client's training samples and test on them in every round; the test "
+        "set is used once then, after the last round",
+    )
+    test: bool = flag(default=True, help="use the test set; without it, a run knows nothing of it")
     seed: int = number(
         default=0,
         at_least=0,

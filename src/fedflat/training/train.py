@@ -146,8 +146,14 @@ def train(
         cleanup.callback(give_back)
         cleanup.enter_context(computing_with(chosen.threads))
         keep_memory()
+        if not chosen.test:
+            federation = federation.without_test()
         print_of_data = "" if out is None else fingerprint(federation)  # as given, whatever the dtype
         federation = federation.to(dtype, device)
+        whole = federation
+        if chosen.validation is not None:
+            _check_data_is_sent(engine)
+            federation = federation.with_validation(chosen.validation, chosen.seed)
         module = (
             build_model(model, federation, chosen.seed) if isinstance(model, str) else copy.deepcopy(model)
         )
@@ -161,7 +167,8 @@ def train(
         if chosen.measure:
             from ..flatness.recording import Recording
 
-            recording = Recording(chosen.measure, flat, federation, loss, sgd, on_measure)
+            measured_on = federation if chosen.validation is None else federation.without_test()
+            recording = Recording(chosen.measure, flat, measured_on, loss, sgd, on_measure)
             watching.insert(0, recording)
         where = make_engine(engine)
         cleanup.enter_context(taken(where))
@@ -206,7 +213,7 @@ def train(
         )
         told = Callbacks(watching)
         loop = TrainingLoop(
-            job, server, store, where, participation, chosen, told, history, directory, stop, overlap
+            job, server, store, where, participation, chosen, told, history, directory, stop, overlap, whole
         )
         run = Run(method, history, module, server, store, chosen)
         with told.looking_on(run):
@@ -269,6 +276,15 @@ def _check_kinds(federation: object, model: object, local: object) -> None:
         raise FedflatError(f"model must be a name or an nn.Module, not {model!r}.")
     if local is not None and not isinstance(local, LocalOptimiser):
         raise FedflatError(f"local must be LocalSGD(lr=..., epochs=...), not {local!r}.")
+
+
+def _check_data_is_sent(engine: str | Engine) -> None:
+    """Whether clients train on what is here: data that nodes load themselves has no validation part."""
+    if getattr(engine, "data", None) is not None:
+        raise FedflatError(
+            "validation: the nodes load their data themselves, so nothing is held out of it here. Leave validation "
+            "out, or have the data sent (ray.data: sent)."
+        )
 
 
 def _convolutions(model: FlatModel, federation: Federation, sgd: LocalOptimiser) -> dict[str, Any] | None:
