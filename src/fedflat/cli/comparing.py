@@ -21,6 +21,12 @@ def compare(
         float | None,
         typer.Option(help="Rounds, seconds and traffic to this accuracy, such as 0.8.", min=0, max=1),
     ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Accuracy on the test set (test), or on what clients hold out of their training samples."
+        ),
+    ] = "test",
     out: Annotated[
         list[Path] | None, typer.Option(help="Write the table to .csv, .md or .tex as well; may be repeated.")
     ] = None,
@@ -30,8 +36,8 @@ def compare(
     from ..experiments.compare import compare as compare_runs, find_runs, table, write_table
 
     found = find_runs(runs)
-    groups = compare_runs(found, last, target)
-    head, rows = table(groups, last, target)
+    groups = compare_runs(found, last, target, on)
+    head, rows = table(groups, last, target, on)
     shown = Table(box=SIMPLE_HEAD, padding=(0, 1))
     for number, title in enumerate(head):
         shown.add_column(title, justify="right" if number else "left", no_wrap=number == 0)

@@ -52,7 +52,7 @@ def curves(
     runs: Runs,
     out: Out,
     value: Annotated[
-        str, typer.Option(help="What is up: accuracy, loss, train_loss, worst_decile.")
+        str, typer.Option(help="What is up: accuracy, validation, loss, train_loss, worst_decile.")
     ] = "accuracy",
     against: Against = "rounds",
     smooth: Smooth = 1,
@@ -310,6 +310,18 @@ def trajectory(
         shown = {name: shard.thinned(samples) for name, shard in shown.items()}
     seen = plane(trained.model, [first[0], first[-1], last[-1]], shown, paths, points)
     _write(trajectories(seen, start=f"after round {trained.round}", width=width), out)
+
+
+@figure.command()
+def tuning(
+    study: Annotated[Path, typer.Argument(help="The directory of a search, as `fedflat tune` writes it.")],
+    out: Out,
+    width: Width = "two",
+) -> None:
+    """A search for settings: what every trial came to, in their order and against every setting."""
+    from ..figures import tuning as draw
+
+    _write(draw(study, width), out)
 
 
 def _split(partition: object) -> str:

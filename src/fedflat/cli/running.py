@@ -50,6 +50,13 @@ def run(
             "(default: fedgmt beside fedavg and fedsam)",
         ),
     ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Beside the methods, with as many local steps: local, every client alone, or pooled, all data "
+            "in one place; may be repeated."
+        ),
+    ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -132,6 +139,7 @@ def run(
     }
     usual: list[str | None] = list(DEMO) if file is None else [None]
     bases = [_load(file, {"method": one, **options}, set_) for one in method or usual]
+    bases += [_load(file, {**options, "method": "fedavg", "baseline": one}, set_) for one in baseline or []]
     if file is not None and out is None:
         out = Path("runs") / file.stem
     seeds = bases[0].seed if isinstance(bases[0].seed, list) else [bases[0].seed]

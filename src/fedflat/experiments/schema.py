@@ -101,6 +101,11 @@ class _Problem(_Section):
 class Experiment(with_keys(_Problem, TrainingSettings, several="seed")):  # type: ignore[misc]
     """One experiment: data, how it is partitioned, model, method, local training, and the settings of training."""
 
+    baseline: Literal["local", "pooled"] | None = Field(
+        default=None,
+        description="instead of the method: every client alone (local), or one client with all data (pooled), each "
+        "with as many local steps",
+    )
     engine: str | None = Field(default=None, description="inprocess, workers, workers:3 or ray")
     ray: RaySection | None = Field(default=None, description="of the engine ray")
     trackers: list[str] = Field(default=[], description="tensorboard, wandb, mlflow, trackio")

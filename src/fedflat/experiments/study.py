@@ -55,7 +55,7 @@ def open_study(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         study = optuna.create_study(
-            storage=f"sqlite:///{(out / 'study.db').resolve()}",
+            storage=_storage(out),
             study_name="fedflat",
             direction="maximize",
             load_if_exists=True,
@@ -79,6 +79,21 @@ def open_study(
             f"{out} holds a search with another experiment or seed. Choose another directory with --out."
         )
     return study
+
+
+def read_study(out: Path) -> list[FrozenTrial]:
+    """The trials of the study that a directory holds."""
+    file = out / "study.db"
+    if not file.exists():
+        raise FedflatError(f"There is no study in {out}: `fedflat tune` makes one.")
+    try:
+        return optuna.load_study(study_name="fedflat", storage=_storage(out)).trials
+    except Exception as problem:  # of the database, whose package is Optuna's choice
+        raise FedflatError(f"{file} cannot be read: {str(problem).splitlines()[0]}") from problem
+
+
+def _storage(out: Path) -> str:
+    return f"sqlite:///{(out / 'study.db').resolve()}"
 
 
 def grid_of(ranges: Mapping[str, Any]) -> list[dict[str, Any]]:

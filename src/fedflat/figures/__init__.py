@@ -20,3 +20,4 @@ from .style import save as save
 from .surface import surfaces as surfaces
 from .target import cost_to_target as cost_to_target
 from .traces import traces as traces
+from .tuning import tuning as tuning

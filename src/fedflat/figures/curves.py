@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VALUES = {
     "accuracy": ("test accuracy (%)", 100.0),
+    "validation": ("validation accuracy (%)", 100.0),
     "loss": ("test loss", 1.0),
     "train_loss": ("training loss of the active clients", 1.0),
     "worst_decile": ("accuracy of the worst tenth of clients (%)", 100.0),
@@ -40,7 +41,7 @@ def learning_curves(
 
     Args:
         runs: directories, or histories by name; see `fedflat.figures.trials.Runs`.
-        value: accuracy, loss, train_loss or worst_decile.
+        value: accuracy, validation (accuracy there), loss, train_loss or worst_decile.
         against: rounds, bytes, passes or seconds.
         smooth: every point is the mean of this many last tests.
         within: the lower and the upper end of the vertical axis.
@@ -78,5 +79,7 @@ def learning_curves(
 def _value(row: Mapping[str, Any], name: str) -> float | None:
     if name == "worst_decile":
         row, name = row.get("client_accuracy") or {}, "worst_decile"
+    if name == "validation":
+        row, name = row.get("validation") or {}, "accuracy"
     given: float | None = row.get(name)
     return given
