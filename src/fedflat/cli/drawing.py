@@ -313,6 +313,14 @@ def trajectory(
 
 
 @figure.command()
+def clients(runs: Runs, out: Out, width: Width = "one") -> None:
+    """Every client's own accuracy at the end, run beside run; of many, those that fare worst, by name."""
+    from ..figures import client_spread
+
+    _write(client_spread(runs, width), out)
+
+
+@figure.command()
 def tuning(
     study: Annotated[Path, typer.Argument(help="The directory of a search, as `fedflat tune` writes it.")],
     out: Out,

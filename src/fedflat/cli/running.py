@@ -83,6 +83,13 @@ def run(
     features: Features = None,
     image_size: ImageSize = None,
     client_folders: ClientFolders = False,
+    test_per_client: Annotated[
+        str | None,
+        typer.Option(
+            help="For your own data: the fraction of every client's samples to test on, or the column of a table "
+            "that is 1, true or test there. (default: 0.2)"
+        ),
+    ] = None,
     participation: Annotated[
         str | None,
         typer.Option(
@@ -131,6 +138,7 @@ def run(
         "features": named(features),
         "image_size": image_size,
         "client_folders": client_folders or None,
+        "test_per_client": None if test_per_client is None else parse_value(test_per_client),
         "participation": None if participation is None else parse_value(participation),
         "engine": engine,
         "ray.address": ray_address,

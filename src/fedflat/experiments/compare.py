@@ -151,6 +151,7 @@ def describe(run: Path) -> dict[str, Any]:
             "threads",
             "trackers",
             "measure",
+            "clients_every",
             "checkpoint_every",
             "data",
             "download",

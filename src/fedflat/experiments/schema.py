@@ -76,6 +76,11 @@ class _Problem(_Section):
         default=None,
         description="of a folder of images: whether it holds a folder per client, with one per class",
     )
+    test_per_client: float | str | None = Field(
+        default=None,
+        description="of a table or a folder of images: the fraction of every client's samples to test on (0.2 by "
+        "default), or of a table the column that is 1, true or test there",
+    )
     test_samples: Count | None = Field(default=None, description="test on at most so many, evenly spaced")
     stand_in: bool = Field(default=False, description="made-up data if the dataset is not on this machine")
     augment: str | None = Field(default=None, description="how training images are augmented")

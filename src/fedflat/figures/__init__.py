@@ -6,6 +6,7 @@ makes it.
 
 from __future__ import annotations
 
+from .clients import client_spread as client_spread
 from .curves import learning_curves as learning_curves
 from .density import spectral_densities as spectral_densities
 from .embedding import embeddings as embeddings

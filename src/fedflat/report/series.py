@@ -63,7 +63,7 @@ def _series(rows: Sequence[Row]) -> dict[str, Column]:
         "train_loss_std": [row.get("train_loss_std") for row in rows],
         "lr": [row.get("lr") for row in rows],
     }
-    for group in ("client_accuracy", "accuracy_by_group", "measures", "scalars"):
+    for group in ("validation", "client_accuracy", "accuracy_by_group", "measures", "scalars"):
         groups = [inner if isinstance(inner := row.get(group), dict) else {} for row in rows]
         for name in dict.fromkeys(name for inner in groups for name in inner):
             found[f"{group}.{name}"] = [inner.get(name) for inner in groups]

@@ -107,6 +107,8 @@ class TrainingLoop:
                     late = None
                 if self.job.federation.test is not None and (last or (index + 1) % settings.eval_every == 0):
                     tested = self.server.delivered if settings.evaluate == "server" else self.server.average
+                    if last:
+                        self.callbacks.working("testing the last model")
                     score = self.engine.evaluate(tested, self.server.buffers)
                     if not score.done() and not (last or stopping) and self._can_wait(index + 1):
                         late = record, score
@@ -147,7 +149,8 @@ class TrainingLoop:
         refused: list[tuple[int, str]] = []
         spoiled = False
         """whether an upload was refused because it is not finite"""
-        for upload in self.engine.uploads(active, download, self.store.get):
+        for done, upload in enumerate(self.engine.uploads(active, download, self.store.get), start=1):
+            self.callbacks.working(f"client {done:,} of {len(active):,}")
             if isinstance(upload, Missing):
                 record.rejected.append(f"client {upload.client}, round {index}: {upload.reason}")
                 continue
@@ -307,5 +310,6 @@ class TrainingLoop:
         if self.directory is not None and (
             self.directory.keep_states if last else stopping or self.directory.due(done)
         ):
+            self.callbacks.working("writing a checkpoint")
             self.directory.checkpoint(self.server, self.store, done)
         return stopping

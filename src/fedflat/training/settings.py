@@ -139,6 +139,14 @@ class TrainingSettings:
         whole=True,
         help="rounds from one checkpoint to the next; by default less than 2 % of the time is spent on them",
     )
+    clients_every: int | None = number(
+        default=None,
+        at_least=1,
+        optional=True,
+        whole=True,
+        help="rounds from one test of every client on its own test samples to the next, in clients.jsonl; off by "
+        "default, and only where the data says whose test samples are whose",
+    )
     measure: Sequence[str | Mapping[str, Any]] = entries(
         help="flatness to record, such as [distance, drift, {sharpness: {every: 10, samples: 2000}}]; distance and "
         "drift come from the uploads in every round, at next to no cost, others by default in every tenth"

@@ -37,6 +37,7 @@ from ..storage.environment import check_device
 from ..storage.run_directory import RunDirectory
 from ..storage.run_files import is_begun, read_settings
 from .callbacks import Callback, Callbacks, OnRound, RoundsOnDisk
+from .client_scores import ClientScores
 from .loop import TrainingLoop
 from .record import RoundRecord
 from .sameness import of_loss, of_mechanisms, of_module
@@ -211,6 +212,11 @@ def train(
         job = Job(
             federation, flat, method, sgd, loss, chosen.seed, chosen.buffers, measured, oracle=chosen.oracle
         )
+        if chosen.clients_every is not None:
+            on = "test" if chosen.validation is None else "validation"
+            own = getattr(where, "model_of", None)
+            place = None if out is None else Path(out)
+            watching.insert(0, ClientScores(place, chosen.clients_every, job, on, own))
         told = Callbacks(watching)
         loop = TrainingLoop(
             job, server, store, where, participation, chosen, told, history, directory, stop, overlap, whole
@@ -228,6 +234,7 @@ def train(
             if diverged is not None:
                 raise _ended(diverged, run, directory) from diverged
             if directory is not None and len(history) >= chosen.rounds:
+                told.working("writing the model")
                 directory.finish(run.model)
         return run
 
