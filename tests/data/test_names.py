@@ -115,7 +115,7 @@ def test_names_on_the_command_line(table, tmp_path, fedflat):
         assert math.isclose(overall, last["accuracy"], rel_tol=1e-6)
     assert client_accuracies(out / "local")["Celle"] > client_accuracies(out / "fedavg")["Celle"]
 
-    code, said, errors = fedflat("compare", out, "--clients", "--out", tmp_path / "clients.csv")
+    code, _, errors = fedflat("compare", out, "--clients", "--out", tmp_path / "clients.csv")
     assert code == 0, errors
     lines = [line.split(",") for line in (tmp_path / "clients.csv").read_text().splitlines()]
     assert lines[0] == ["client", "fedavg", "local", "pooled"]
