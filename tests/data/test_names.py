@@ -102,7 +102,7 @@ def test_what_it_takes(table, tmp_path):
 def test_names_on_the_command_line(table, tmp_path, fedflat):
     file, out = tmp_path / "hospital.yaml", tmp_path / "runs"
     file.write_text(yaml.safe_dump(of(table, test_per_client="held", clients_every=2)))
-    code, said, errors = fedflat(
+    code, _, errors = fedflat(
         "run", file, "--method", "fedavg", "--baseline", "local", "--baseline", "pooled", "--out", out
     )
     assert code == 0, errors
