@@ -1,9 +1,12 @@
 """A search for settings: what it is judged on, how it is interrupted and resumed, what it finds."""
 
 import json
+import math
+import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +21,26 @@ from fedflat.experiments import tune as tuning
 from fedflat.experiments.tune import Range, parse_range, tune
 from fedflat.storage.metrics_file import read_metrics
 
-CSV = "\n".join(
-    ["a,b,owner,label"]
-    + [f"{i % 7 - 3},{(i * i) % 11 - 5},{'xyz'[i % 3]},{int((i * i) % 11 > i % 7 + 2)}" for i in range(90)]
-)
+
+def rows(count: int = 600) -> Iterator[str]:
+    """A table that takes some training: three classes by angle, and noise."""
+    draw = random.Random(0)
+    for number in range(count):
+        a, b = draw.gauss(0, 1), draw.gauss(0, 1)
+        label = (
+            int(3 * (math.atan2(b, a) / (2 * math.pi) + 0.5)) if draw.random() < 0.9 else draw.randrange(3)
+        )
+        yield f"{a:.3f},{b:.3f},{'xyz'[number % 3]},{min(label, 2)}"
+
+
+CSV = "\n".join(["a,b,owner,label", *rows()])
 TINY = {
     "method": "fedavg",
     "rounds": 3,
     "target": "label",
     "client_column": "owner",
     "participation": "everyone",
+    "validation": 0.2,
     "local": {"steps": 2, "batch_size": 8},
 }
 
@@ -162,6 +175,7 @@ def test_thirty_trials_with_pruning(whole):
     values = {number: value for number, state, _, value, _ in trials if state == "COMPLETE"}
     assert found.validation == max(values.values()) == values[found.trial]
     assert found.settings == trials[found.trial][2]
+    assert len(set(values.values())) >= 8 and found.trial >= 1  # the validation part tells settings apart
     assert len({params["local.lr"] for _, _, params, *_ in trials}) == 30
 
     (chosen,) = out.glob("chosen-*")
@@ -228,7 +242,7 @@ def test_nothing_depends_on_the_test_set_before_the_end(whole, tmp_path, monkeyp
     def poisoned(*given):
         federation = make(*given)
         inputs, targets = federation._test
-        federation._test = inputs + 100.0, 1 - targets
+        federation._test = inputs + 100.0, (targets + 1) % 3
         return federation
 
     monkeypatch.setattr(running, "make_federation", poisoned)
