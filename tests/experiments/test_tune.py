@@ -233,6 +233,7 @@ def test_a_study_that_is_killed_again_and_again_is_the_study_that_it_would_have_
     assert read_numbers(tmp_path / "study") == read_numbers(out)
 
 
+@pytest.mark.filterwarnings("ignore:The model predicts class")  # of inputs as far out as the poisoned ones
 def test_nothing_depends_on_the_test_set_before_the_end(whole, tmp_path, monkeypatch):
     """With test labels that are all wrong, every trial, every early end and the choice stay as they were."""
     from fedflat.experiments import run as running
@@ -277,6 +278,20 @@ def test_several_jobs_find_what_one_finds_in_a_grid(tmp_path):
     two = tune(tiny(tmp_path), ranges, None, tmp_path / "two", last=1, watcher=Watcher(), jobs=2)
     assert two == one and sorted(told) == [0, 1, 2]
     assert read_numbers(tmp_path / "one") == read_numbers(tmp_path / "two")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_where_a_smaller_metric_is_better_the_smallest_on_the_validation_part_is_chosen(jobs, tmp_path):
+    content, out = {**tiny(tmp_path), "monitor": "brier"}, tmp_path / "study"
+    found = tune(content, {"local.lr": parse_range("0.0001,0.2,0.02")}, None, out, last=2, jobs=jobs)
+    means = []
+    for number in range(3):
+        tests = [row["validation"]["metrics"]["brier"] for row in read_metrics(out / f"trial-{number}")]
+        means.append(sum(tests[-2:]) / 2)
+    assert means[1] < means[2] < means[0]
+    assert (found.trial, found.validation, found.monitor) == (1, pytest.approx(means[1]), "brier")
+    last = read_metrics(out / "chosen-1")[-1]
+    assert found.test == last["metrics"]["brier"] and "validation" not in last
 
 
 def test_a_study_has_one_experiment(tmp_path):
@@ -336,3 +351,25 @@ def test_the_command(tmp_path, fedflat):
     assert code == 0, errors
     assert "validation accuracy" in (tmp_path / "t.csv").read_text().splitlines()[0]
     assert f"{100 * best['validation']:.2f}" in (tmp_path / "t.csv").read_text()
+
+
+def test_the_command_goes_by_the_monitored_metric(tmp_path, fedflat):
+    file, out = tmp_path / "tiny.yaml", tmp_path / "study"
+    file.write_text(yaml.safe_dump({**tiny(tmp_path), "monitor": "loss"}))
+    code, said, errors = fedflat("tune", file, "--vary", "local.lr=0.001,0.2", "--last", 1, "--out", out)
+    assert code == 0, errors
+    best = json.loads((out / "best.json").read_text())
+    assert best["settings"] == {"local.lr": 0.2} and best["monitor"] == "loss"
+    assert f"Best: loss {best['validation']:.4g} on the validation part" in said
+    assert f"Trained on all training samples: loss {best['test']:.4g} on the test set" in said
+    for kind in (("tuning",), ("curves", "--value", "validation")):
+        code, said, errors = fedflat("figure", *kind, out, "-o", tmp_path / f"{kind[0]}.svg")
+        assert code == 0, errors
+        assert "<!-- validation loss -->" in (tmp_path / f"{kind[0]}.svg").read_text()
+
+    code, said, errors = fedflat(
+        *("compare", out, "--on", "validation", "--last", 1, "--target", 100, "--out", tmp_path / "t.csv")
+    )
+    assert code == 0, errors
+    head, *lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert "validation loss" in head and any(f"{best['validation']:#.4g}" in line for line in lines)
