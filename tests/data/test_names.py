@@ -10,7 +10,7 @@ import yaml
 
 import fedflat as ff
 from fedflat.errors import FedflatError
-from fedflat.experiments.by_client import client_accuracies
+from fedflat.experiments.by_client import client_values
 from fedflat.report.content import Content
 from fedflat.storage.client_scores import read_client_scores
 
@@ -109,11 +109,11 @@ def test_names_on_the_command_line(table, tmp_path, fedflat):
     assert len(read_client_scores(out / "fedavg")) == 2 * 3
     for name in ("fedavg", "local", "pooled"):
         last = json.loads((out / name / "metrics.jsonl").read_text().splitlines()[-1])
-        found = client_accuracies(out / name)
+        found = client_values(out / name)
         samples = [row["samples"] for row in read_client_scores(out / name)[-3:]]
         overall = sum(found[n] * s for n, s in zip(NAMES, samples, strict=True)) / sum(samples)
         assert math.isclose(overall, last["accuracy"], rel_tol=1e-6)
-    assert client_accuracies(out / "local")["Celle"] > client_accuracies(out / "fedavg")["Celle"]
+    assert client_values(out / "local")["Celle"] > client_values(out / "fedavg")["Celle"]
 
     code, _, errors = fedflat("compare", out, "--clients", "--out", tmp_path / "clients.csv")
     assert code == 0, errors
@@ -121,7 +121,7 @@ def test_names_on_the_command_line(table, tmp_path, fedflat):
     assert lines[0] == ["client", "fedavg", "local", "pooled"]
     assert [line[0] for line in lines[1:4]] == ["mean", "deviation", "worst tenth"]
     assert sorted(line[0] for line in lines[4:]) == sorted(NAMES)
-    fedavg = client_accuracies(out / "fedavg")
+    fedavg = client_values(out / "fedavg")
     assert [line[0] for line in lines[4:]] == sorted(fedavg, key=lambda name: (fedavg[name], name))
     assert float(lines[3][1]) == pytest.approx(100 * min(fedavg.values()), abs=0.006)
 
@@ -133,6 +133,26 @@ def test_names_on_the_command_line(table, tmp_path, fedflat):
     (fedavg_shown,) = (run for run in page["runs"] if run["id"].endswith("fedavg"))
     assert any("lowest Celle" in note for note in fedavg_shown["notes"])
     assert page["splits"][0]["names"] == list(NAMES)
+
+
+def test_clients_by_the_monitored_metric(table, tmp_path, fedflat):
+    file, out = tmp_path / "hospital.yaml", tmp_path / "runs"
+    file.write_text(yaml.safe_dump(of(table, test_per_client="held", clients_every=2, monitor="brier")))
+    code, _, errors = fedflat("run", file, "--method", "fedavg", "--out", out)
+    assert code == 0, errors
+    (scores,) = out.rglob("clients.jsonl")
+    rows = [json.loads(line) for line in scores.read_text().splitlines()][-3:]
+    worst = sorted(rows, key=lambda row: -row["metrics"]["brier"])
+    code, _, errors = fedflat("compare", out, "--clients", "--out", tmp_path / "clients.csv")
+    assert code == 0, errors
+    lines = [line.split(",") for line in (tmp_path / "clients.csv").read_text().splitlines()]
+    assert [line[0] for line in lines[4:]] == [row["client"] for row in worst]
+    assert float(lines[4][1]) == pytest.approx(worst[0]["metrics"]["brier"], rel=1e-3)
+    (shown,) = Content([out]).page()["runs"]
+    assert any(f"the highest {worst[0]['client']}" in note for note in shown["notes"])
+    code, _, errors = fedflat("figure", "clients", out, "-o", tmp_path / "clients.svg")
+    assert code == 0, errors
+    assert "<!-- brier on own samples -->" in (tmp_path / "clients.svg").read_text()
 
 
 def test_names_in_split_tables(table, tmp_path, fedflat):

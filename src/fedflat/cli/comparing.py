@@ -60,7 +60,7 @@ def compare(
     console.print(shown)
     if clients:
         console.print(
-            "Accuracies in per cent, of every client on its own samples at the end; the worst of the first column.",
+            f"{_units(groups)}of every client on its own samples at the end; the worst of the first column.",
             style="dim",
             highlight=False,
         )

@@ -1,4 +1,4 @@
-"""Every client's own accuracy, run beside run: the spread, with the clients that fare worst by name."""
+"""Every client's own metric, run beside run: the spread, with the clients that fare worst by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import FedflatError
-from ..experiments.by_client import group_accuracies, worst_clients
+from ..experiments.by_client import group_values, worst_clients
 from .footnote import noted
 from .style import COLOURS, MARKERS, legend_above, look, panels
-from .trials import gather
+from .trials import gather, monitored_by_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,20 +29,22 @@ def client_spread(runs: str | Path | Sequence[str | Path], width: str = "one") -
         width: one or two columns.
     """
     trials = gather(runs)
-    found = {one.name: group_accuracies(one.places) for one in trials}
-    known = {name: accuracies for name, accuracies in found.items() if accuracies}
+    monitor = monitored_by_all(trials)
+    scale = 100 if monitor.share else 1
+    found = {one.name: group_values(one.places) for one in trials}
+    known = {name: values for name, values in found.items() if values}
     if not known:
         raise FedflatError(
             "No run knows whose its test samples are, so there is no client to draw; train with clients_every."
         )
     first = next(iter(known.values()))
-    clients = worst_clients(first, NAMED)[::-1]
+    clients = worst_clients(first, monitor, NAMED)[::-1]
     with look():
         figure, (axes,) = panels(1, width, 0.6 + 0.16 * len(clients))
-        for number, (name, accuracies) in enumerate(known.items()):
-            places = [place for place, client in enumerate(clients) if client in accuracies]
+        for number, (name, values) in enumerate(known.items()):
+            places = [place for place, client in enumerate(clients) if client in values]
             axes.plot(
-                [100 * accuracies[clients[place]] for place in places],
+                [scale * values[clients[place]] for place in places],
                 places,
                 linestyle="none",
                 marker=MARKERS[number % len(MARKERS)],
@@ -52,7 +54,8 @@ def client_spread(runs: str | Path | Sequence[str | Path], width: str = "one") -
         axes.set_yticks(range(len(clients)), clients)
         left = len(first) - len(clients)
         axes.set_xlabel(
-            "accuracy on own samples (%)" + (f"; {left:,} better clients not shown" if left else "")
+            f"{monitor.title} on own samples{' (%)' if monitor.share else ''}"
+            + (f"; {left:,} better clients not shown" if left else "")
         )
         legend_above(figure, [axes])
     return figure

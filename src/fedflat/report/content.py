@@ -11,8 +11,8 @@ from typing import Any
 from ..core.monitor import Monitor
 from ..data.on_nodes import what_is_known
 from ..errors import FedflatError, shortened
-from ..experiments.by_client import client_accuracies, spread, worst_clients
-from ..experiments.compare import Group, Mean, compare
+from ..experiments.by_client import client_values, spread, worst_clients
+from ..experiments.compare import Group, Mean, compare, monitor_of
 from .commands import how_to_repeat
 from .measured import landscape_of, measure_run
 from .published import beside_published
@@ -181,13 +181,17 @@ def _summary(group: Group) -> dict[str, Any]:
 
 def _worst(run: RunFiles) -> list[str]:
     """The spread over clients, and those that fare worst by name, where they have test samples of their own."""
-    found = client_accuracies(run.path) if run.rows else {}
+    found = client_values(run.path) if run.rows else {}
     if len(found) < 2:
         return []
-    mean, deviation, _ = spread(found)
-    named = ", ".join(f"{name} {found[name]:.1%}" for name in worst_clients(found, 3))
-    told = f"Clients on their own samples: {mean:.1%} in the mean, deviation {deviation:.1%}; the lowest {named}."
-    return [told]
+    monitor = monitor_of(run.path)
+    mean, deviation, _ = spread(found, monitor)
+    named = ", ".join(f"{name} {monitor.text(found[name])}" for name in worst_clients(found, monitor, 3))
+    title, worst = monitor.title, "lowest" if monitor.larger_is_better else "highest"
+    return [
+        f"{title[0].upper()}{title[1:]} of clients on their own samples: {monitor.text(mean)} in the mean, deviation "
+        f"{monitor.text(deviation)}; the {worst} {named}."
+    ]
 
 
 def _totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
