@@ -109,7 +109,7 @@ def serve(
         filled.loss not in ("auto", "cross-entropy") or filled.task not in ("auto", "classification")
     ):
         raise FedflatError(
-            "loss, task: in a real federation clients train with the loss of their own app. Leave these out, and give "
+            "loss, task: in a real federation clients train with the loss of their own app. Leave these out and give "
             "both apps the function: server_app(..., loss=...), client_app(..., loss=...)."
         )
     clients = filled.clients or 1
