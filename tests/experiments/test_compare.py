@@ -1,4 +1,4 @@
-"""Comparing runs, against numbers computed by hand, and the search for settings."""
+"""Comparing runs, against numbers computed by hand."""
 
 import json
 import re
@@ -6,14 +6,12 @@ import shutil
 import statistics
 import sys
 
-import optuna
 import pytest
 import yaml
 
 from fedflat.cli import main
 from fedflat.errors import FedflatError
 from fedflat.experiments.compare import as_csv, as_latex, as_markdown, compare, find_runs, table, write_table
-from fedflat.experiments.tune import Range, parse_range, tune
 from fedflat.storage.metrics_file import read_metrics
 
 
@@ -161,32 +159,6 @@ def test_places_without_runs(tmp_path):
         find_runs([tmp_path / "nowhere"])
 
 
-def test_ranges():
-    assert parse_range("0.01:1:log") == Range(0.01, 1, True)
-    assert parse_range("1:5") == Range(1, 5, False)
-    assert parse_range("1,5,10").choices == (1, 5, 10)
-    for wrong in ("1", "1:0", "0:1:log", "a:b", "1:2:lin"):
-        with pytest.raises(FedflatError, match="write"):
-            parse_range(wrong)
-
-
-def test_tuning_finds_the_best_of_its_trials_and_goes_on(tmp_path):
-    content = {"rounds": 3, "local": {"epochs": 1}, "method": "fedsam"}
-    ranges = {"local.lr": parse_range("0.001:0.2:log"), "method.rho": parse_range("0.01,0.05")}
-    told = []
-    tune(content, ranges, 2, tmp_path, last=1, on_trial=lambda *trial: told.append(trial))
-    best, value = tune(content, ranges, 4, tmp_path, last=1, on_trial=lambda *trial: told.append(trial))
-    assert [number for number, _, _ in told] == [0, 1, 2, 3]
-    finals = {
-        number: read_metrics(tmp_path / f"trial-{number}")[-1]["accuracy"]
-        for number, outcome, _ in told
-        if outcome is not None
-    }
-    assert value == max(finals.values())
-    assert best == dict(told[max(finals, key=lambda n: finals[n])][2])
-    assert tune(content, ranges, 4, tmp_path, last=1) == (best, value)
-
-
 @pytest.fixture
 def fedflat(monkeypatch, capsys):
     """The command line: exit code and what it said."""
@@ -200,71 +172,3 @@ def fedflat(monkeypatch, capsys):
         return int(end.value.code or 0), " ".join((said.out + said.err).split())
 
     return call
-
-
-def test_trials_that_fall_behind_are_ended_early_and_the_study_goes_on(tmp_path, fedflat):
-    file, out = tmp_path / "tiny.yaml", tmp_path / "study"
-    file.write_text(
-        yaml.safe_dump(
-            {"method": "fedavg", "rounds": 3, "clients": 4, "participation": 2, "local": {"steps": 2}}
-        )
-    )
-    command = ("tune", file, "--vary", "local.lr=0.0001:0.5:log", "--last", 1, "--out", out)
-    code, first = fedflat(*command, "--trials", 9)
-    assert code == 0, first
-    code, then = fedflat(*command, "--trials", 14)
-    assert code == 0, then
-
-    told = {
-        n: next(line for line in (first + then).split("trial ") if line.startswith(f"{n}: "))
-        for n in range(14)
-    }
-    rounds = {n: len(read_metrics(out / f"trial-{n}")) for n in range(14)}
-    pruned = {n for n, done in rounds.items() if done < 3}
-    assert pruned & set(range(9)) and pruned & set(
-        range(9, 14)
-    )  # before and after the study was gone on with
-    assert min(pruned) >= 5
-    assert {n for n, line in told.items() if "ended early" in line} == pruned
-    study = optuna.load_study(study_name="fedflat", storage=f"sqlite:///{out / 'study.db'}")
-    assert [trial.number for trial in study.trials if trial.state.name == "PRUNED"] == sorted(pruned)
-    rates = [trial.params["local.lr"] for trial in study.trials]
-    assert len(set(rates)) == 14  # a study that goes on searches elsewhere
-
-    finals = {n: read_metrics(out / f"trial-{n}")[-1]["accuracy"] for n in set(range(14)) - pruned}
-    best = json.loads((out / "best.json").read_text())
-    assert best["accuracy"] == max(finals.values()) == finals[best["trial"]]
-    assert best["settings"] == {"local.lr": rates[best["trial"]]}
-    for kind in (("curves",), ("sensitivity", "--by", "local.lr")):
-        code, said = fedflat("figure", *kind, out, "-o", tmp_path / f"{kind[0]}.png")
-        assert code == 0, said
-        assert (tmp_path / f"{kind[0]}.png").stat().st_size > 1000
-
-    # what the search optimises is said wherever its result is
-    assert "on the test set" in fedflat("tune", "--help")[1]
-    for said in (first, then):
-        assert "on the test set, with" in said and "chosen by test accuracy" in said
-    assert study.user_attrs["chosen on"] == best["chosen on"] == "test set"
-    assert "test accuracy" in study.user_attrs["note"] and "test accuracy" in best["note"]
-
-
-def test_a_trial_that_was_interrupted_comes_again(tmp_path):
-    content = {"rounds": 3, "local": {"epochs": 1}, "method": "fedavg"}
-    ranges = {"local.lr": parse_range("0.001:0.2:log")}
-    with pytest.raises(KeyboardInterrupt):
-        tune(content, ranges, 1, tmp_path, last=1, stop=lambda: True)
-    began = yaml.safe_load((tmp_path / "trial-0" / "experiment.yaml").read_text())
-    best, _ = tune(content, ranges, 1, tmp_path, last=1)
-    assert best["local.lr"] == began["local"]["lr"]
-
-
-def test_tuning_where_nothing_can_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(FedflatError, match="cannot be written: "):
-        tune({"rounds": 1}, {"local.lr": parse_range("0.001:0.2")}, 1, tmp_path / "file" / "study")
-
-
-def test_both_ends_of_a_range_are_checked_before_anything_runs(tmp_path):
-    with pytest.raises(FedflatError, match="momentum"):
-        tune({"rounds": 1}, {"local.momentum": parse_range("0.5:1.5")}, 1, tmp_path / "study")
-    assert not (tmp_path / "study").exists()

@@ -54,8 +54,8 @@ def curves(
     value: Annotated[
         str | None,
         typer.Option(
-            help="What is up: accuracy, loss, train_loss, worst_decile, or a recorded metric such as auroc. "
-            "(default: the monitored metric)"
+            help="What is up: accuracy, validation, loss, train_loss, worst_decile, or a recorded metric such as "
+            "auroc. (default: the monitored metric)"
         ),
     ] = None,
     against: Against = "rounds",
@@ -313,6 +313,26 @@ def trajectory(
         shown = {name: shard.thinned(samples) for name, shard in shown.items()}
     seen = plane(trained.model, [first[0], first[-1], last[-1]], shown, paths, points)
     _write(trajectories(seen, start=f"after round {trained.round}", width=width), out)
+
+
+@figure.command()
+def clients(runs: Runs, out: Out, width: Width = "one") -> None:
+    """Every client's own accuracy at the end, run beside run; of many, those that fare worst, by name."""
+    from ..figures import client_spread
+
+    _write(client_spread(runs, width), out)
+
+
+@figure.command()
+def tuning(
+    study: Annotated[Path, typer.Argument(help="The directory of a search, as `fedflat tune` writes it.")],
+    out: Out,
+    width: Width = "two",
+) -> None:
+    """A search for settings: what every trial came to, in their order and against every setting."""
+    from ..figures import tuning as draw
+
+    _write(draw(study, width), out)
 
 
 def _split(partition: object) -> str:

@@ -60,6 +60,7 @@ def split(
 ) -> None:
     """Show how a partition deals a dataset out: samples and classes per client, and how uneven that is."""
     from ..data.partitions import parse_partition
+    from ..data.preprocessing import client_names
     from ..data.protocols import protocol_for
     from ..data.split_picture import draw
     from ..data.split_report import describe
@@ -90,14 +91,15 @@ def split(
     natural = partition.split("/")[-1] in NATURAL
     number = clients if clients is not None or natural else protocol_for(loaded.name).clients
     indices = chosen.split(labels, number, seed, loaded.groups)
-    console.print(describe(labels, indices, loaded.classes))
+    names = client_names(loaded, indices) or ()
+    console.print(describe(labels, indices, loaded.classes, names))
     if plot or out is not None:
         name = f"{loaded.name}-{partition}".replace("/", "-").replace(":", "-")
         title = f"{loaded.name}, {partition}, {len(indices)} clients"
         place = out or Path()
         if place.is_dir() or not place.suffix:  # matplotlib would silently add an ending
             place = place / f"{name}.png"
-        path = draw(labels, indices, loaded.classes, place, title)
+        path = draw(labels, indices, loaded.classes, place, title, names)
         console.print(f"Drawn to {path}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -29,7 +30,9 @@ def show_notes(notes: Iterable[str]) -> None:
 def show_outcome(runs: list[Run], federation: Federation) -> None:
     """The table, and below it what its columns mean."""
     title = runs[0].monitor.title
-    console.print(_table(runs, federation))
+    with console.status("measuring sharpness") if console.is_terminal else nullcontext():
+        table = _table(runs, federation)
+    console.print(table)
     console.print(
         f"{title[0].upper()}{title[1:]} on the test set, at the end and as the mean of the last 10 tests. "
         f"Sharpness of the global\ntraining loss (rho 0.05, at most {SHARPNESS_SAMPLES:,} samples). Passes that the "

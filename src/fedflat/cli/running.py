@@ -54,6 +54,13 @@ def run(
             "(default: fedgmt beside fedavg and fedsam)",
         ),
     ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Beside the methods, with as many local steps: local, every client alone, or pooled, all data "
+            "in one place; may be repeated."
+        ),
+    ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -83,6 +90,13 @@ def run(
     missing: Missing = None,
     image_size: ImageSize = None,
     client_folders: ClientFolders = False,
+    test_per_client: Annotated[
+        str | None,
+        typer.Option(
+            help="For your own data: the fraction of every client's samples to test on, or the column of a table "
+            "that is 1, true or test there. (default: 0.2)"
+        ),
+    ] = None,
     participation: Annotated[
         str | None,
         typer.Option(
@@ -134,6 +148,7 @@ def run(
         "missing": filled_with(missing),
         "image_size": image_size,
         "client_folders": client_folders or None,
+        "test_per_client": None if test_per_client is None else parse_value(test_per_client),
         "participation": None if participation is None else parse_value(participation),
         "engine": engine,
         "ray.address": ray_address,
@@ -142,6 +157,7 @@ def run(
     }
     usual: list[str | None] = list(DEMO) if file is None else [None]
     bases = [_load(file, {"method": one, **options}, set_) for one in method or usual]
+    bases += [_load(file, {**options, "method": "fedavg", "baseline": one}, set_) for one in baseline or []]
     if file is not None and out is None:
         out = Path("runs") / file.stem
     seeds = bases[0].seed if isinstance(bases[0].seed, list) else [bases[0].seed]

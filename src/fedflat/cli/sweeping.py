@@ -119,10 +119,12 @@ class GridProgress:
         """Ctrl-C was pressed."""
         self._bar.console.print("Stopping after the rounds under way; press Ctrl-C again to stop at once.")
 
-    def round(self, cell: Cell, done: int, accuracy: float | None) -> None:
+    def round(self, cell: Cell, done: int, value: float | None) -> None:
         """Show how many rounds a run has done."""
+        from ..experiments.compare import monitor_of
+
         self._done[cell.name] = done
-        shown = cell.name if accuracy is None else f"{cell.name} {accuracy:.1%}"
+        shown = cell.name if value is None else f"{cell.name} {monitor_of(cell.out).text(value)}"
         self._bar.update(self._task, completed=sum(self._done.values()), last=shown)
 
     def finished(self, cell: Cell, problem: str | None) -> None:

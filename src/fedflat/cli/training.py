@@ -25,9 +25,9 @@ def train_all(
     experiments: list[Experiment], out: Path | None, resuming: bool = False, notes: Sequence[str] = ()
 ) -> list[Run]:
     """Train one after the other on the same data, and show the outcome."""
+    from ..experiments.baselines import run_name
     from ..experiments.build import make_federation
     from ..experiments.run import run_experiment, stopping_at_round_end
-    from ..methods.text import as_method
     from ..training.progress import RunProgress
 
     runs: list[Run] = []
@@ -42,7 +42,7 @@ def train_all(
             last_seed = filled.seed
             _announce(experiment.with_defaults(len(federation)), federation)
         filled = experiment.with_defaults(len(federation))
-        label = as_method(filled.method).name
+        label = run_name(filled)
         rounds = filled.rounds or 1
         try:
             progress = RunProgress(console)
@@ -113,10 +113,10 @@ def _notices() -> Iterator[None]:
 
 
 def _names(experiments: list[Experiment]) -> list[str]:
-    from ..methods.text import as_method
+    from ..experiments.baselines import run_name
 
     several = len({str(e.seed) for e in experiments}) > 1
-    return [as_method(e.method).name + (f" (seed {e.seed})" if several else "") for e in experiments]
+    return [run_name(e) + (f" (seed {e.seed})" if several else "") for e in experiments]
 
 
 def _interrupted(directory: Path | None, when: str, left: list[str]) -> NoReturn:
@@ -139,13 +139,13 @@ def _interrupted(directory: Path | None, when: str, left: list[str]) -> NoReturn
 
 def _directories(out: Path | None, experiments: list[Experiment]) -> list[Path | None]:
     """One directory for one run; one in it for each of several, named after what makes it differ."""
+    from ..experiments.baselines import run_name
     from ..experiments.sweep import slug
-    from ..methods.text import as_method
 
     if out is None or len(experiments) == 1:
         return [out] * len(experiments)
-    methods = [str(e.method) for e in experiments]
-    names = [as_method(e.method).name for e in experiments]
+    methods = [e.baseline or str(e.method) for e in experiments]
+    names = [run_name(e) for e in experiments]
     if len(set(names)) < len(set(methods)):  # one method with several parameters
         names = methods
     several = len({str(e.seed) for e in experiments}) > 1

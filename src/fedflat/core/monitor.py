@@ -44,6 +44,10 @@ class Monitor:
         value = place.get(self.name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
+    def judged(self, row: Mapping[str, Any]) -> float | None:
+        """The value that settings are chosen by: on the validation part, where the round was tested there."""
+        return self.of(row.get("validation") or row)
+
     @property
     def sign(self) -> int:
         """What a value is multiplied with so that a larger one is better."""

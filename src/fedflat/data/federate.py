@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import FedflatError, nearest
 from .augmentation import Images, Pipeline, find_augmentation
@@ -85,9 +90,23 @@ def federate(
     federation.task = dataset.task
     federation.note, federation.caveats = dataset.note, dataset.caveats
     federation.preprocessing = describe_preprocessing(dataset, dealt)
+    names = federation.preprocessing.get("clients")
+    if names is not None:
+        federation.client_names = tuple(names)
+        if dataset.test_groups is not None:
+            federation.test_owners = _owners(dataset, names)
     if dataset.test_groups is not None:
         federation.set_test_groups(dataset.test_groups, dataset.group_names)
     return federation
+
+
+def _owners(dataset: Dataset, names: Sequence[str]) -> Tensor | None:
+    """The client of every test sample; None where one belongs to nobody who trains."""
+    client = {name: number for number, name in enumerate(names)}
+    assert dataset.test_groups is not None
+    by_group = np.array([client.get(name, -1) for name in dataset.group_names])
+    owners = by_group[dataset.test_groups]
+    return None if (owners < 0).any() else torch.from_numpy(owners)
 
 
 def _refuse_paths(path: Path) -> None:

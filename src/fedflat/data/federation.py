@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.randomness import generator
 from ..errors import FedflatError
 from .augmentation import Pipeline, Plain
 
@@ -121,6 +122,12 @@ class Federation:
                 f"the test set has samples of shape {tuple(self._test[0].shape[1:])}, the clients of "
                 f"{tuple(pairs[0][0].shape[1:])}; they need the same."
             )
+        self.client_names: tuple[str, ...] = ()
+        """what clients are called, where the data says so; else they are numbered"""
+        self.test_owners: Tensor | None = None
+        """the client that every test sample belongs to, where that is known"""
+        self.origin: Federation | None = None
+        """the clients whose samples were pooled, where they were"""
         self._test_groups: Tensor | None = None
         self.test_group_names: tuple[str, ...] = ()
         """the users or domains of the test set, where accuracy is recorded for each"""
@@ -265,13 +272,76 @@ class Federation:
             label = dtype if targets.is_floating_point() else targets.dtype
             return inputs.to(device, kind), targets.to(device, label)
 
-        result = type(self).__new__(type(self))
-        result.__dict__.update(self.__dict__)
+        result = self._copy()
         result._arrays = [move(pair) for pair in self._arrays]
         result._test = None if self._test is None else move(self._test)
         result._test_groups = None if self._test_groups is None else self._test_groups.to(device)
         result.pipeline = self.pipeline.to(dtype)
         result._rows = None if self._rows is None else self._rows.to(device)
+        result.test_owners = None if self.test_owners is None else self.test_owners.to(device)
+        result.origin = None if self.origin is None else self.origin.to(dtype, device)
+        return result
+
+    def without_test(self) -> Self:
+        """The federation without its test set, which nothing can look at then."""
+        result = self._copy()
+        result._test = result._test_groups = result.test_owners = None
+        result.test_group_names = ()
+        return result
+
+    def with_validation(self, fraction: float, seed: int) -> Self:
+        """The federation with a part of every client's samples taken out, which is its test set now.
+
+        That is the fraction, rounded, of each client's samples, drawn at random: at least one, and never all of them.
+        """
+        result = self.without_test()
+        if self.origin is not None:
+            result.__dict__.update(self.origin.with_validation(fraction, seed).pooled().__dict__)
+            return result
+        sizes = np.array(self.sizes)
+        held_sizes = np.minimum(np.maximum(np.rint(fraction * sizes), 1), sizes - 1).astype(int)
+        if not held_sizes.any():
+            raise FedflatError(
+                f"validation={fraction:g}: no client has two samples, of which one could be held out. Leave it out."
+            )
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        draws = generator(seed, "validation").random(len(owners))
+        order = np.lexsort((draws, owners))  # every client's samples shuffled, client after client
+        rank = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        held = np.zeros(len(owners), dtype=bool)
+        held[order[rank < held_sizes[owners]]] = True
+        everything, chosen = self.union(), torch.from_numpy(held)
+        device = everything.targets.device
+        result._test = everything.at(chosen.nonzero().flatten().to(device)).stored()
+        result.test_owners = torch.from_numpy(owners[held]).to(device)
+        kept = torch.from_numpy(sizes - held_sizes)
+        result._ends = kept.cumsum(0)
+        if self._rows is not None:
+            result._rows = self._rows[~chosen.to(self._rows.device)]
+        else:
+            masks = [torch.from_numpy(one) for one in np.split(held, np.cumsum(sizes)[:-1])]
+            result._arrays = [
+                (x[~mask.to(x.device)], y[~mask.to(y.device)])
+                for (x, y), mask in zip(self._arrays, masks, strict=True)
+            ]
+        return result
+
+    def pooled(self) -> Self:
+        """One client that has all samples; the test set knows whose its samples are as before."""
+        result = self._copy()
+        if self._rows is None:
+            everything = self.union()
+            result._arrays = [(everything.inputs, everything.targets)]
+        result._ends, result.origin = self._ends[-1:], self
+        return result
+
+    def name_of(self, client: int) -> str:
+        """What a client is called."""
+        return self.client_names[client] if self.client_names else str(client)
+
+    def _copy(self) -> Self:
+        result = type(self).__new__(type(self))
+        result.__dict__.update(self.__dict__)
         return result
 
     def targets(self) -> list[Tensor]:

@@ -199,7 +199,7 @@ def describe_preprocessing(dataset: Dataset, clients: Sequence[np.ndarray]) -> d
     if dataset.vocabulary is not None:
         about["vocabulary"] = dataset.vocabulary
     about |= {"task": dataset.task, "classes": dataset.classes, "class_names": list(dataset.class_names)}
-    names = _client_names(dataset, clients)
+    names = client_names(dataset, clients)
     return {**about, "clients": names} if names is not None else about
 
 
@@ -220,7 +220,7 @@ def of_images(
     }
 
 
-def _client_names(dataset: Dataset, clients: Sequence[np.ndarray]) -> list[str] | None:
+def client_names(dataset: Dataset, clients: Sequence[np.ndarray]) -> list[str] | None:
     """The user or domain that every client is; None where clients are not that."""
     if dataset.groups is None or not dataset.group_names or len(clients) > NAMED:
         return None

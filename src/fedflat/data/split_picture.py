@@ -22,7 +22,12 @@ BLUE, GREY, FAINT = "#0072B2", "#999999", "#E4E4E4"
 
 
 def draw(
-    labels: np.ndarray, indices: Sequence[np.ndarray], classes: int, path: str | Path, title: str = ""
+    labels: np.ndarray,
+    indices: Sequence[np.ndarray],
+    classes: int,
+    path: str | Path,
+    title: str = "",
+    names: Sequence[str] = (),
 ) -> Path:
     """Draw a split into a file: samples by client (across) and class (up), and beside it samples per class.
 
@@ -35,7 +40,7 @@ def draw(
         raise MissingExtra("matplotlib", "plot", "Drawing a split") from None
     counts = describe(labels, indices, classes).counts
     figure = Figure(figsize=picture_size(*counts.shape), dpi=150, layout="constrained")
-    paint(figure, counts, title)
+    paint(figure, counts, title, names=names)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +58,12 @@ def picture_size(clients: int, classes: int) -> tuple[float, float]:
 
 
 def paint(
-    figure: Figure | SubFigure, counts: np.ndarray, title: str, top: int | None = None, shrunk: float = 1.0
+    figure: Figure | SubFigure,
+    counts: np.ndarray,
+    title: str,
+    top: int | None = None,
+    shrunk: float = 1.0,
+    names: Sequence[str] = (),
 ) -> None:
     """The picture; its scale ends at `top` samples of a class, and dots are for a figure that is `shrunk`."""
     top = top or int(counts.max())
@@ -66,6 +76,8 @@ def paint(
     else:
         _heat(figure, (main, side), counts, top)
     main.set(xlabel="client", ylabel="class", xticks=_ticks(clients), yticks=_ticks(classes))
+    if names:
+        main.set_xticklabels([names[client] for client in _ticks(clients)], rotation=60, ha="right")
     main.set(xlim=(-0.5, clients - 0.5), ylim=(-0.5, classes - 0.5))
     side.barh(np.arange(classes), counts.sum(axis=0), height=0.8 if classes <= DOTS else 1.0, color=GREY)
     all_clients = int(counts.sum(axis=0).max())

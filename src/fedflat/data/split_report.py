@@ -43,6 +43,9 @@ class SplitReport:
     repeated: int
     """Samples dealt beyond the first time, to the same client or another."""
 
+    names: Sequence[str] = ()
+    """What clients are called; without, they are numbered."""
+
     @property
     def samples(self) -> np.ndarray:
         """The samples of every client."""
@@ -94,7 +97,7 @@ class SplitReport:
         first = clients if len(clients) <= ALL_CLIENTS else clients[:FIRST_CLIENTS]
         for client in [*first, *sorted(set(notes) - set(first))]:
             table.add_row(
-                str(client),
+                self.names[client] if self.names else str(client),
                 *(_number(values[client], name) for name, values in columns.items()),
                 ", ".join(notes.get(client, [])),
                 end_section=client == first[-1],
@@ -136,8 +139,10 @@ class SplitReport:
         return result
 
 
-def describe(labels: np.ndarray, indices: Sequence[np.ndarray], classes: int) -> SplitReport:
-    """The numbers of a split: the labels of all samples, the rows of every client, the number of classes."""
+def describe(
+    labels: np.ndarray, indices: Sequence[np.ndarray], classes: int, names: Sequence[str] = ()
+) -> SplitReport:
+    """The numbers of a split: the labels of all samples, the rows of every client, the classes, and names."""
     labels = np.asarray(labels)
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise FedflatError(f"Labels must be from 0 to {classes - 1}, not {labels.min()} to {labels.max()}.")
@@ -148,7 +153,7 @@ def describe(labels: np.ndarray, indices: Sequence[np.ndarray], classes: int) ->
         )
     counts = np.stack([np.bincount(labels[rows], minlength=classes) for rows in indices])
     used = len(np.unique(np.concatenate(list(indices))))
-    return SplitReport(counts, unused=len(labels) - used, repeated=int(counts.sum()) - used)
+    return SplitReport(counts, unused=len(labels) - used, repeated=int(counts.sum()) - used, names=names)
 
 
 def _table(first: str, *others: str) -> Table:

@@ -151,6 +151,7 @@ def read_dataset(
     features: Sequence[str] | None = None,
     image_size: int | None = None,
     client_folders: bool = False,
+    test: float | str | None = None,
     **preparation: Any,
 ) -> Dataset:
     """A named dataset, or a person's own file or folder; `preparation` is what else `read_table` takes."""
@@ -159,12 +160,18 @@ def read_dataset(
     if path.is_file():
         if target is None:
             raise FedflatError(f"Which column of {path} is to be predicted? Say it with --target COLUMN.")
-        given = {key: value for key, value in preparation.items() if value is not None}
+        given = {key: value for key, value in {"test": test, **preparation}.items() if value is not None}
         return read_table(path, target, client_column, features, **given)
     if path.is_dir() and (path.name != name or name.replace("_", "-").lower() not in dataset_names()):
-        return read_images(path, image_size, clients=client_folders)
+        if isinstance(test, str):
+            raise FedflatError(
+                f"test_per_client: {path} has no column '{test}'; give a fraction such as 0.2."
+            )
+        return read_images(path, image_size, clients=client_folders, test=0.2 if test is None else test)
     if path.suffix in (".csv", ".parquet"):
         raise FedflatError(f"There is no file {path}.")
+    if test is not None:
+        raise FedflatError(f"test_per_client: {name} has a test set of its own; leave it out.")
     return load_dataset(name, data, download)
 
 
@@ -208,6 +215,7 @@ def _dataset(experiment: Experiment) -> Dataset:
         experiment.features,
         experiment.image_size,
         bool(experiment.client_folders),
+        experiment.test_per_client,
         categorical=experiment.categorical,
         numeric=experiment.numeric,
         missing=experiment.missing,

@@ -113,8 +113,19 @@ def _problem_with(run: Path) -> str | None:
     return None
 
 
-def compare(runs: Sequence[Path], last: int = 10, target: float | None = None) -> list[Group]:
-    """One group for every experiment, in the order given; runs that differ in their seed alone are one group."""
+PARTS = ("test", "validation")
+"""Where the monitored metric is taken: on the test set, or on the samples that clients held out."""
+
+
+def compare(
+    runs: Sequence[Path], last: int = 10, target: float | None = None, on: str = "test"
+) -> list[Group]:
+    """One group for every experiment, in the order given; runs that differ in their seed alone are one group.
+
+    The monitored metric is that on one of `PARTS`.
+    """
+    if on not in PARTS:
+        raise FedflatError(f"Runs are not compared on '{on}'.{nearest(on, PARTS)}")
     groups: dict[str, list[Path]] = {}
     about = {run: describe(run) for run in runs}
     for run in runs:
@@ -123,7 +134,7 @@ def compare(runs: Sequence[Path], last: int = 10, target: float | None = None) -
     names = _names([about[members[0]] for members in groups.values()])
     seeds = {run: about[run].get("seed") for run in runs}
     return [
-        _group(name, members, seeds, last, target)
+        _group(name, members, seeds, last, target, on)
         for name, members in zip(names, groups.values(), strict=True)
     ]
 
@@ -145,6 +156,7 @@ def describe(run: Path) -> dict[str, Any]:
             "measure",
             "metrics",
             "monitor",
+            "clients_every",
             "checkpoint_every",
             "data",
             "download",
@@ -188,12 +200,14 @@ def _names(descriptions: list[dict[str, Any]]) -> list[str]:
     differing = [
         key
         for key in keys
-        if key not in ("method", "seed") and len({str(d.get(key)) for d in descriptions}) > 1
+        if key not in ("method", "seed", "baseline") and len({str(d.get(key)) for d in descriptions}) > 1
     ]
     names = []
     for description in descriptions:
         parts = [f"{key.split('.')[-1]}={description[key]}" for key in differing if key in description]
-        names.append(" ".join([_method_name(description.get("method")), *parts]))
+        names.append(
+            " ".join([description.get("baseline") or _method_name(description.get("method")), *parts])
+        )
     return names
 
 
@@ -208,7 +222,9 @@ def _arguments(given: Any) -> str:
     return f"({shown})" if shown else ""
 
 
-def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, target: float | None) -> Group:
+def _group(
+    name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, target: float | None, on: str
+) -> Group:
     rows = {run: read_metrics(run) for run in runs}
     whole, notes = _without_copies(rows, seeds)
     done = [run for run in whole if is_finished(run, len(rows[run]))]
@@ -217,7 +233,11 @@ def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, ta
         if run not in done:
             told = f"is not finished ({len(rows[run])} rounds)"
             notes.append(f"{run} {told}{' and left out of the means' if done else ''}.")
-    histories = [with_client_reports(rows[run]) for run in counted]
+    histories: list[list[dict[str, Any]]]
+    if on == "validation":
+        histories = [[_on_validation(row) for row in rows[run]] for run in counted]
+    else:
+        histories = [with_client_reports(rows[run]) for run in counted]
     monitor = monitor_of(counted[0])
     monitor.check_target(target)
     scored = [[row for row in rows if monitor.of(row) is not None] for rows in histories]
@@ -251,6 +271,14 @@ def _group(name: str, runs: list[Path], seeds: Mapping[Path, Any], last: int, ta
         monitor,
         tuple(notes),
     )
+
+
+def _on_validation(row: Row) -> dict[str, Any]:
+    """A row with what the validation part says in the place of the test set."""
+    changed = row.copy()
+    changed.update(dict.fromkeys(("accuracy", "loss", "client_accuracy", "metrics")))
+    changed.update(row.get("validation") or {})
+    return changed
 
 
 def _without_copies(
@@ -317,12 +345,15 @@ def _plain_mean(values: Sequence[float]) -> float | None:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def table(groups: Sequence[Group], last: int, target: float | None) -> tuple[list[str], list[list[str]]]:
+def table(
+    groups: Sequence[Group], last: int, target: float | None, on: str = "test"
+) -> tuple[list[str], list[list[str]]]:
     """Column titles and rows of text."""
     reported = all(group.by_clients for group in groups)
     monitors = list(dict.fromkeys(group.monitor for group in groups))
     metric = monitors[0].title if len(monitors) == 1 else "monitored metric"
-    monitored = f"{metric}{REPORTED if reported else ''}, last {last}"
+    part = "validation " if on == "validation" else ""
+    monitored = f"{part}{metric}{REPORTED if reported else ''}, last {last}"
     head = ["experiment", "seeds", "rounds", monitored, "± within", "best", "worst decile"]
     if target is not None:
         goal = monitors[0].goal(target) if len(monitors) == 1 else f"{target:g}"

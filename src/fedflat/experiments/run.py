@@ -20,6 +20,7 @@ from ..storage.run_files import read_settings
 from ..training.callbacks import Callback
 from ..training.trackers import Trackers
 from ..training.train import Run, train
+from .baselines import NoTraffic, Parts
 from .build import make_federation, make_local, make_participation, make_ray
 from .files import load_experiment
 from .schema import Experiment
@@ -47,18 +48,28 @@ def run_experiment(
     seed = experiment.seed
     federation = federation or make_federation(filled, seed)
     filled = experiment.with_defaults(len(federation))
-    trackers = [Trackers(filled.trackers, filled.to_dict(), out)] if filled.trackers else []
-    return train(
+    parts = Parts(
         federation,
-        filled.model or "mlp",
         filled.method,
         make_local(filled.local),
         make_participation(filled.participation),
-        engine=_engine(filled, seed),
+        _engine(filled, seed),
+        filled.settings(),
+    )
+    if filled.baseline is not None:
+        parts, callbacks = parts.as_baseline(filled.baseline), [NoTraffic(), *callbacks]
+    trackers = [Trackers(filled.trackers, filled.to_dict(), out)] if filled.trackers else []
+    return train(
+        parts.federation,
+        filled.model or "mlp",
+        parts.method,
+        parts.local,
+        parts.participation,
+        engine=parts.engine,
         out=out,
         callbacks=[*trackers, *callbacks],
         experiment=filled.to_dict(),
-        **filled.settings(),
+        **parts.settings,
         **arguments,
     )
 

@@ -91,6 +91,11 @@ class _Problem(_Section):
         default=None,
         description="of a folder of images: whether it holds a folder per client, with one per class",
     )
+    test_per_client: float | str | None = Field(
+        default=None,
+        description="of a table or a folder of images: the fraction of every client's samples to test on (0.2 by "
+        "default), or of a table the column that is 1, true or test there",
+    )
     test_samples: Count | None = Field(
         default=None, description="test on at most this many samples, evenly spaced"
     )
@@ -118,6 +123,11 @@ class _Problem(_Section):
 class Experiment(with_keys(_Problem, TrainingSettings, several="seed")):  # type: ignore[misc]
     """One experiment: data, how it is partitioned, model, method, local training, and the settings of training."""
 
+    baseline: Literal["local", "pooled"] | None = Field(
+        default=None,
+        description="instead of the method: every client alone (local), or one client with all data (pooled), each "
+        "with as many local steps",
+    )
     engine: str | None = Field(default=None, description="inprocess, workers, workers:3 or ray")
     ray: RaySection | None = Field(default=None, description="of the engine ray")
     trackers: list[str] = Field(default=[], description="tensorboard, wandb, mlflow, trackio")

@@ -7,7 +7,7 @@ import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -82,27 +82,27 @@ def slug(text: str) -> str:
 class Watcher(Protocol):
     """Whom a sweep tells about its progress."""
 
-    def round(self, cell: Cell, done: int, accuracy: float | None) -> None:
-        """Show how many rounds a run has done."""
+    def round(self, cell: Cell, done: int, value: float | None) -> bool | None:
+        """Show how many rounds a run has done, and what it is judged by, where it was tested; True ends it there."""
 
     def finished(self, cell: Cell, problem: str | None) -> None:
         """A run has ended: well, or with a sentence that says why not."""
 
 
 def run_cells(
-    cells: Sequence[Cell],
+    cells: Iterable[Cell],
     jobs: int,
     watcher: Watcher,
     stop: Callable[[], bool] = lambda: False,
     keep_states: bool = False,
 ) -> dict[str, str]:
-    """Run what is not done yet, `jobs` at a time; sentences for those that failed.
+    """Run what is not done yet, `jobs` at a time, each cell taken when it can begin; sentences for those that failed.
 
     What only resuming a run needs is removed when it is done, unless `keep_states`: all clients' states of all
     runs fill disks. A run that takes its process down fails alone. With several jobs each runs its clients in its own
     process, unless the experiment names an engine.
     """
-    waiting, stopping, failed = list(reversed(cells)), False, dict[str, str]()
+    waiting, left, stopping, failed = iter(cells), True, False, dict[str, str]()
     busy: list[_Runner] = []
     idle: list[_Runner] = []
 
@@ -112,9 +112,12 @@ def run_cells(
         watcher.finished(cell, problem)
 
     try:
-        while busy or waiting:
-            while waiting and len(busy) < jobs:
-                cell = waiting.pop()
+        while busy or left:
+            while left and len(busy) < jobs:
+                cell = next(waiting, None)
+                if cell is None:
+                    left = False
+                    break
                 done, problem = _look(cell)
                 if done:
                     watcher.round(cell, cell.experiment.with_defaults().rounds or 1, None)
@@ -130,15 +133,15 @@ def run_cells(
                 except (EOFError, OSError):
                     kind, news = "died", [DIED]
                 if kind == "round":
-                    watcher.round(runner.cell, *news)
+                    if watcher.round(runner.cell, *news):
+                        runner.tell(STOPPED)
                     continue
                 busy.remove(runner)
                 if kind == "ended":
                     idle.append(runner)
                 ended(runner.cell, *news)
             if not stopping and stop():
-                stopping = True
-                waiting.clear()
+                stopping, left = True, False
                 for runner in busy:
                     runner.tell(None)
     except BaseException:
@@ -169,8 +172,11 @@ class _Runner:
         self.cell = cell
         self.tell(cell)
 
-    def tell(self, message: Cell | None) -> None:
-        """What to do next; None is to stop. If the process has died, that shows when its answer is read."""
+    def tell(self, message: Cell | str | None) -> None:
+        """What to do next; a word is to end this run, None to end with it.
+
+        If the process has died, that shows when its answer is read.
+        """
         with contextlib.suppress(OSError):
             self.pipe.send(message)
 
@@ -216,16 +222,19 @@ def _serve(pipe: Connection, alone: bool, keep_states: bool) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with contextlib.suppress(EOFError, OSError):
         while (cell := pipe.recv()) is not None:
+            if isinstance(cell, str):  # the end of a run that has ended
+                continue
             pipe.send(("ended", _run_cell(cell, pipe, alone, keep_states)))
 
 
 def _run_cell(cell: Cell, pipe: Connection, alone: bool, keep_states: bool) -> str | None:
     """One run, from its last checkpoint if it has one; a sentence if it fails."""
+    from .compare import monitor_of
     from .run import run_experiment
 
     def report(round: RoundRecord) -> None:
         with contextlib.suppress(OSError):  # the parent has gone: then it stops after this round
-            pipe.send(("round", round.index + 1, round.accuracy))
+            pipe.send(("round", round.index + 1, monitor_of(cell.out).judged(round.row())))
 
     experiment = cell.experiment.with_defaults()
     if alone and experiment.engine is None:

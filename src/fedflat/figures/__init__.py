@@ -6,6 +6,7 @@ makes it.
 
 from __future__ import annotations
 
+from .clients import client_spread as client_spread
 from .curves import learning_curves as learning_curves
 from .density import spectral_densities as spectral_densities
 from .embedding import embeddings as embeddings
@@ -20,3 +21,4 @@ from .style import save as save
 from .surface import surfaces as surfaces
 from .target import cost_to_target as cost_to_target
 from .traces import traces as traces
+from .tuning import tuning as tuning

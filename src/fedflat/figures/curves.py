@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 VALUES = {
     "accuracy": ("test accuracy (%)", 100.0),
+    "validation": ("validation accuracy (%)", 100.0),
     "loss": ("test loss", 1.0),
     "train_loss": ("training loss of the active clients", 1.0),
     "worst_decile": ("accuracy of the worst tenth of clients (%)", 100.0),
@@ -41,7 +42,8 @@ def learning_curves(
 
     Args:
         runs: directories, or histories by name; see `fedflat.figures.trials.Runs`.
-        value: accuracy, loss, train_loss, worst_decile, or a recorded metric; by default the monitored one.
+        value: accuracy, validation (the monitored metric there), loss, train_loss, worst_decile, or a recorded
+            metric; by default the monitored one.
         against: rounds, bytes, passes or seconds.
         smooth: every point is the mean of this many last tests.
         within: the lower and the upper end of the vertical axis.
@@ -56,7 +58,8 @@ def learning_curves(
         raise FedflatError(
             f"A learning curve has no '{value}'.{nearest(value, [*VALUES, *sorted(recorded)])}"
         )
-    lines = [line_of(one, lambda row: _value(row, value), against, smooth) for one in trials]
+    held_out = monitored_by_all(trials) if value == "validation" else None
+    lines = [line_of(one, lambda row: _value(row, value, held_out), against, smooth) for one in trials]
     missing = [one.name for one, line in zip(trials, lines, strict=True) if line is None]
     untested = [f"{name} has no {value.replace('_', ' ')} yet: no round has been tested." for name in missing]
     if len(missing) == len(trials):
@@ -64,6 +67,8 @@ def learning_curves(
     for sentence in untested:
         leave_out(sentence)
     label, scale = VALUES.get(value, (f"test {Monitor(value).title}", 1.0))
+    if held_out is not None and held_out.name != "accuracy":
+        label, scale = f"validation {held_out.title}", 1.0
     if value in TESTED and any(one.by_clients for one in trials):
         label = label.removeprefix("test ")
         if all(one.by_clients for one in trials):
@@ -82,7 +87,9 @@ def learning_curves(
     return figure
 
 
-def _value(row: Mapping[str, Any], name: str) -> float | None:
+def _value(row: Mapping[str, Any], name: str, held_out: Monitor | None) -> float | None:
+    if held_out is not None:
+        return held_out.of(row.get("validation") or {})
     if name == "worst_decile":
         row, name = row.get("client_accuracy") or {}, "worst_decile"
     given: float | None = row.get(name) if name in VALUES else Monitor(name).of(row)

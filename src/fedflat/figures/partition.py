@@ -33,7 +33,7 @@ def partitions(federations: Federation | Mapping[str, Federation], width: str = 
         figure = ShownFigure(figsize=(shrunk * widest, sum(heights)), layout="constrained")
         places = figure.subfigures(len(counts), 1, squeeze=False, height_ratios=heights).flat
         for place, (name, one) in zip(places, counts.items(), strict=True):
-            paint(place, one, name, top, shrunk)
+            paint(place, one, name, top, shrunk, named[name].client_names)
     return figure
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..core.monitor import Monitor
 from ..data.on_nodes import what_is_known
 from ..errors import FedflatError, shortened
+from ..experiments.by_client import client_accuracies, spread, worst_clients
 from ..experiments.compare import Group, Mean, compare
 from .commands import how_to_repeat
 from .measured import landscape_of, measure_run
@@ -120,7 +121,7 @@ class Content:
             "tested_by_clients": run.by_clients,
             "monitor": Monitor.of_run(run.settings).to_dict(),
             "on_nodes": run.on_nodes,
-            "notes": run.notes,
+            "notes": [*run.notes, *_worst(run)],
             "caveats": run.caveats,
             "summary": {**alone, **_totals(run.rows), **_ends(run.rows)},
             **columns(run.rows),
@@ -176,6 +177,17 @@ def _summary(group: Group) -> dict[str, Any]:
     }
     within = None if group.within is None else rounded(group.within)
     return {"within": within, **{name: rounded_all(mean) for name, mean in means.items()}}
+
+
+def _worst(run: RunFiles) -> list[str]:
+    """The spread over clients, and those that fare worst by name, where they have test samples of their own."""
+    found = client_accuracies(run.path) if run.rows else {}
+    if len(found) < 2:
+        return []
+    mean, deviation, _ = spread(found)
+    named = ", ".join(f"{name} {found[name]:.1%}" for name in worst_clients(found, 3))
+    told = f"Clients on their own samples: {mean:.1%} in the mean, deviation {deviation:.1%}; the lowest {named}."
+    return [told]
 
 
 def _totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..storage.formats import RUN, OtherFormat
 from ..storage.metrics_file import read_json, read_metrics
 from ..storage.run_files import read_settings
 
-FILES = ("run.json", "metrics.jsonl", "experiment.yaml", "flatness.json", "landscape.json")
+FILES = ("run.json", "metrics.jsonl", "clients.jsonl", "experiment.yaml", "flatness.json", "landscape.json")
 """All that is read of a run."""
 
 MEASURED_FORMAT = 1

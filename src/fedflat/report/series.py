@@ -71,13 +71,22 @@ def _series(rows: Sequence[Row]) -> dict[str, Column]:
         groups = [inner if isinstance(inner := row.get(group), dict) else {} for row in rows]
         for name in dict.fromkeys(name for inner in groups for name in inner):
             found[f"{group}.{name}"] = [inner.get(name) for inner in groups]
-    tested = [row["metrics"] if isinstance(row.get("metrics"), dict) else {} for row in rows]
-    for name in dict.fromkeys(
-        name for inner in tested for name, value in inner.items() if _number(value) is not None
-    ):
-        found[f"metrics.{name}"] = [inner.get(name) for inner in tested]
+    held_out = [_mapping(row.get("validation")) for row in rows]
+    tested: dict[str, list[Mapping[str, Any]]] = {
+        "metrics": [_mapping(row.get("metrics")) for row in rows],
+        "validation": [{**inner, **_mapping(inner.get("metrics"))} for inner in held_out],
+    }
+    for group, every in tested.items():
+        for name in dict.fromkeys(
+            name for inner in every for name, value in inner.items() if _number(value) is not None
+        ):
+            found[f"{group}.{name}"] = [inner.get(name) for inner in every]
     shown = {name: _column(values) for name, values in found.items()}
     return {name: column for name, column in shown.items() if any(value is not None for value in column)}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _column(values: Iterable[Any]) -> Column:

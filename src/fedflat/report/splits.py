@@ -17,7 +17,10 @@ CLIENTS = 200
 """Clients that a picture shows."""
 PICTURES = 24
 """Different splits on a page."""
-WHAT = ("dataset", "data", "target", "client_column", "task", "stand_in", "partition", "clients", "seed")
+WHAT = (
+    *("dataset", "data", "target", "client_column", "client_folders", "task", "stand_in"),
+    *("partition", "clients", "seed"),
+)
 """What a split depends on."""
 
 
@@ -81,6 +84,7 @@ def _counts(experiment: Experiment) -> dict[str, Any]:
     return {
         "counts": table.tolist(),
         "clients": len(federation),
+        "names": [federation.name_of(client) for client in range(len(table))],
         "samples": federation.samples,
         "note": " ".join(part for part in (note, federation.note, *federation.caveats) if part),
     }

@@ -139,6 +139,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "client_accuracy": _or_none(_is_spread),
     "accuracy_by_group": _or_none(_mapping_of(_or_none(_is_share))),
     "metrics": lambda value: isinstance(value, dict) and _is_value(value),
+    "validation": _or_none(lambda value: isinstance(value, dict) and _is_value(value)),
     "reported": _or_none(_is_report),
     **dict.fromkeys(("rejected", "clipped"), _are_sentences),
     "undone": _or_none(lambda value: isinstance(value, str)),

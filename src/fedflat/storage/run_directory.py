@@ -4,6 +4,7 @@
     run.json                settings, environment, when it began and ended
     preprocessing.json      how raw samples became the model's inputs, and what classes and clients are called
     metrics.jsonl           one line per round
+    clients.jsonl           one line per client in some rounds, with clients_every
     checkpoints/            the server after the last rounds, the latest two
     state/                  client states after those rounds; sweeps remove both when a run is done
     model.safetensors       the trained model, when the run is done
@@ -58,7 +59,7 @@ EXACT = ("torch", "cpu")
 
 MAY_CHANGE = (
     *("rounds", "how", "notes", "convolutions", "on_bad_upload", "on_divergence", "measure"),
-    *("metrics", "monitor", "monitored"),
+    *("metrics", "monitor", "monitored", "clients_every"),
 )
 """Settings that may differ when a run is resumed; the ways to convolve are kept, as far as the device has them."""
 

@@ -26,6 +26,9 @@ class Callback:
     def begin(self, run: Run) -> None:
         """Prepare, before the first round; a resumed run has rows in its history."""
 
+    def working(self, what: str) -> None:
+        """Hear what is being done: clients done of a round's clients, and what still runs after the last round."""
+
     def round(self, record: RoundRecord) -> bool | None:
         """Take note of a round; True ends the run there, with a checkpoint, and it can be resumed."""
 
@@ -90,6 +93,11 @@ class Callbacks:
                 one.begin(run)
                 ends.callback(one.end, run)
             yield
+
+    def working(self, what: str) -> None:
+        """Tell all what is being done."""
+        for one in self._all:
+            one.working(what)
 
     def round(self, record: RoundRecord) -> bool:
         """Tell all of a round; whether one of them ends the run."""

@@ -26,6 +26,7 @@ class ClassMix:
     @classmethod
     def of(cls, federation: Federation) -> ClassMix | None:
         """Of a federation; None where targets are no classes, or clients too many."""
+        federation = federation.origin or federation
         size = len(federation) * federation.classes
         if federation.test is None or size > cls.LARGEST:
             return None
@@ -37,12 +38,16 @@ class ClassMix:
         shares = counts.reshape(len(federation), -1).astype(np.float32)
         return cls(shares / shares.sum(axis=1, keepdims=True))
 
-    def spread(self, by_class: list[float]) -> dict[str, float] | None:
-        """Mean, deviation, and the mean of the tenth of clients that fare worst; None if a class was not tested."""
-        accuracy = np.asarray(by_class)[: self.shares.shape[1]]
+    def spread(self, by_class: list[float] | list[list[float]]) -> dict[str, float] | None:
+        """Mean, deviation, and the mean of the tenth of clients that fare worst; None if a class was not tested.
+
+        From the accuracies by class of one model, or of one for every client.
+        """
+        accuracy = np.asarray(by_class)[..., : self.shares.shape[1]]
         missing = np.isnan(accuracy)
-        if len(accuracy) < self.shares.shape[1] or (self.shares[:, missing] > 0).any():
+        if accuracy.shape[-1] < self.shares.shape[1] or (missing & (self.shares > 0)).any():
             return None
-        each = np.sort(self.shares @ np.where(missing, 0.0, accuracy))
+        known = np.where(missing, 0.0, accuracy)
+        each = np.sort(self.shares @ known if known.ndim == 1 else (self.shares * known).sum(1))
         worst = each[: math.ceil(len(each) / 10)]
         return {"mean": float(each.mean()), "std": float(each.std()), "worst_decile": float(worst.mean())}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core.flat import FlatModel
-from ..core.metrics import STANDARD, Metric, Metrics, make_metric
+from ..core.metrics import STANDARD, Metric, Metrics, Score, make_metric
 from ..core.monitor import Monitor
 from ..core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, UNKNOWN, LossFunction, task_of
 from ..data.federation import Federation
@@ -27,6 +27,8 @@ BESIDE = {
 }
 """What is computed beside loss and accuracy where nothing is said; of classes, where accuracy alone misleads."""
 MONITORED = {CLASSIFICATION: "accuracy", MULTI_LABEL: "f1", REGRESSION: "r2", UNKNOWN: "accuracy"}
+OF_PARTS = ("accuracy_by_class", "accuracy_by_group", "class-counts")
+"""What a test computes of classes and groups for other numbers, and is not kept itself."""
 MOSTLY = 0.5
 """A class with a larger share of the test set makes accuracy a poor guide."""
 
@@ -95,6 +97,16 @@ def one_class_only(predicted: Sequence[int], actual: Sequence[int]) -> list[str]
         f"{share:.1%}: look at auroc and f1, train longer, or weigh classes alike with "
         "loss='cross-entropy(weights=balanced)'."
     ]
+
+
+def score_row(score: Score) -> dict[str, Any]:
+    """What a test found, as a round's row has it; without what tells test samples apart."""
+    further = {name: value for name, value in score.items() if name not in ("loss", "accuracy", *OF_PARTS)}
+    return {
+        "accuracy": score.get("accuracy"),
+        "loss": score.get("loss"),
+        "metrics": plain_values(further),
+    }
 
 
 def plain_values(value: Any) -> Any:

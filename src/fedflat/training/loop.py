@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from ..core.evaluation import evaluate
 from ..core.finite import is_finite, is_spoiled, likely_cause
 from ..core.messages import Download, Missing
 from ..core.metrics import Score
+from ..data.federation import Federation
 from ..engines.base import Engine, Future, Job
 from ..errors import Diverged, FedflatError
 from ..server.participation import Participation
@@ -23,7 +25,7 @@ from ..storage.client_store import ClientStore
 from ..storage.run_directory import RunDirectory
 from .callbacks import Callbacks
 from .class_mix import ClassMix
-from .evaluation import one_class_only, plain_values
+from .evaluation import one_class_only, plain_values, score_row
 from .record import RoundRecord
 from .settings import TrainingSettings
 
@@ -60,6 +62,8 @@ class TrainingLoop:
     stop: Callable[[], bool] | None = None
     overlap: bool | None = None
     """whether a round's model may be tested while the next one trains; None: where no callback could tell"""
+    whole: Federation | None = None
+    """the data before a validation part was held out, with the test set"""
     _told: bool = False
     """whether a person knows that uploads are refused"""
     _lost: int = 0
@@ -104,11 +108,15 @@ class TrainingLoop:
                     late = None
                 if self.job.federation.test is not None and (last or (index + 1) % settings.eval_every == 0):
                     tested = self.server.delivered if settings.evaluate == "server" else self.server.average
+                    if last:
+                        self.callbacks.working("testing the last model")
                     score = self.engine.evaluate(tested, self.server.buffers)
                     if not score.done() and not (last or stopping) and self._can_wait(index + 1):
                         late = record, score
                         continue
                     self._score(record, score.result())
+                if last and settings.validation is not None:
+                    self._test_once(record)
                 stopping |= self._tell_of(record)
                 if self._keep(index + 1, last, stopping):
                     return
@@ -142,7 +150,8 @@ class TrainingLoop:
         refused: list[tuple[int, str]] = []
         spoiled = False
         """whether an upload was refused because it is not finite"""
-        for upload in self.engine.uploads(active, download, self.store.get):
+        for done, upload in enumerate(self.engine.uploads(active, download, self.store.get), start=1):
+            self.callbacks.working(f"client {done:,} of {len(active):,}")
             if isinstance(upload, Missing):
                 record.rejected.append(f"client {upload.client}, round {index}: {upload.reason}")
                 continue
@@ -264,17 +273,34 @@ class TrainingLoop:
 
     def _score(self, record: RoundRecord, score: Score) -> None:
         """Write down what a test of the round's model found."""
+        if self.settings.validation is not None:
+            by_class = score.get("accuracy_by_class")
+            spread = self._mix.spread(by_class) if self._mix and by_class else None
+            record.validation = {**score_row(score), "client_accuracy": spread}
+            return
+        self._note(record, score, self.job.federation.test_group_names)
+
+    def _note(self, record: RoundRecord, score: Score, group_names: Sequence[str]) -> None:
         further = dict(score)
         record.accuracy, record.loss = further.pop("accuracy", None), further.pop("loss", None)
         by_class, by_group = further.pop("accuracy_by_class", None), further.pop("accuracy_by_group", None)
         if by_group is not None:
-            names = self.job.federation.test_group_names
-            record.accuracy_by_group = dict(zip(names, by_group, strict=True))
+            record.accuracy_by_group = dict(zip(group_names, by_group, strict=True))
         record.client_accuracy = self._mix.spread(by_class) if self._mix and by_class else None
         counts = further.pop("class-counts", None)
         record.metrics = plain_values(further)
         if record.index == self.settings.rounds - 1 and counts is not None:
             self._pass_on(one_class_only(**counts))
+
+    def _test_once(self, record: RoundRecord) -> None:
+        """Use the test set after the last round, where rounds were tested on a validation part."""
+        job, server = self.job, self.server
+        if self.whole is None or self.whole.test is None:
+            return
+        job.model.write_buffers(server.buffers)
+        tested = server.delivered if self.settings.evaluate == "server" else server.average
+        score = evaluate(job.model, tested, self.whole.test, job.loss, job.metrics)
+        self._note(record, score, self.whole.test_group_names)
 
     def _tell_of(self, record: RoundRecord) -> bool:
         """Write down what happened in a round; whether a callback ends the run."""
@@ -287,5 +313,6 @@ class TrainingLoop:
         if self.directory is not None and (
             self.directory.keep_states if last else stopping or self.directory.due(done)
         ):
+            self.callbacks.working("writing a checkpoint")
             self.directory.checkpoint(self.server, self.store, done)
         return stopping

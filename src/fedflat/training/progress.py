@@ -77,6 +77,9 @@ class RunProgress(Callback):
         if not self._live:
             self._print_line(record.index + 1, note)
 
+    def working(self, what: str) -> None:
+        self._bar.update(self._task, note=what)
+
     def measuring(self, name: str) -> None:
         """Show that a measure is being taken; an empty name: that it is done."""
         self._bar.update(self._task, note=f"measuring {name}" if name else "")

@@ -28,6 +28,8 @@ class RoundRecord:
     """mean, std and worst_decile over all clients, each tested on its own mix of classes; see `ClassMix`"""
     accuracy_by_group: dict[str, float] | None = None
     """of every user or domain of the test set, on its own test samples; where the data has at most 100 of them"""
+    validation: dict[str, Any] | None = None
+    """what a test on the validation part found, where there is one: accuracy, loss, client_accuracy and metrics"""
     metrics: dict[str, Any] = field(default_factory=dict)
     """the values of further metrics of a test, by name"""
     reported: dict[str, Any] | None = None
@@ -63,7 +65,11 @@ class RoundRecord:
 
     def row(self) -> dict[str, Any]:
         """As plain values, for a table or a file."""
-        shown = {k: v for k, v in self.__dict__.items() if k != "server" and (k != "metrics" or v)}
+        shown = {
+            k: v
+            for k, v in self.__dict__.items()
+            if k != "server" and (k not in ("metrics", "validation") or v)
+        }
         return {**shown, "clients": list(self.clients), "scalars": dict(self.scalars)}
 
     def count_down(self, message: Download) -> None:

@@ -62,6 +62,15 @@ class TrainingSettings:
     eval_every: int = number(
         default=1, at_least=1, whole=True, help="rounds from one test to the next; the last round is tested"
     )
+    validation: float | None = number(
+        default=None,
+        above=0,
+        below=1,
+        optional=True,
+        help="hold out this fraction of every client's training samples and test on them in every round; the test "
+        "set is used once then, after the last round",
+    )
+    test: bool = flag(default=True, help="use the test set; without it, a run knows nothing of it")
     seed: int = number(
         default=0,
         at_least=0,
@@ -154,6 +163,14 @@ class TrainingSettings:
         optional=True,
         whole=True,
         help="rounds from one checkpoint to the next; by default less than 2 % of the time is spent on them",
+    )
+    clients_every: int | None = number(
+        default=None,
+        at_least=1,
+        optional=True,
+        whole=True,
+        help="rounds from one test of every client on its own test samples to the next, in clients.jsonl; off by "
+        "default, and only where the data says whose test samples are whose",
     )
     measure: Sequence[str | Mapping[str, Any]] = entries(
         help="flatness to record, as [distance, drift, {sharpness: {every: 10, samples: 2000}}]; distance and drift "

@@ -38,6 +38,7 @@ from ..storage.environment import check_device
 from ..storage.run_directory import RunDirectory
 from ..storage.run_files import is_begun, read_settings
 from .callbacks import Callback, Callbacks, OnRound, RoundsOnDisk
+from .client_scores import ClientScores
 from .evaluation import check_method, plan_evaluation
 from .loop import TrainingLoop
 from .losses import make_loss
@@ -141,10 +142,8 @@ def train(
         raise FedflatError("resume=True: name the directory of the run to resume, out=....")
     participation.check(len(federation), chosen.rounds)
     check_lr(sgd.lr_in(chosen.rounds - 1), sgd.lr_in(0), dtype)
-    loss, found = make_loss(chosen.loss, chosen.task, federation)
-    metrics, monitor = plan_evaluation(chosen, federation, loss)
-    if found:
-        warnings.warn(found, stacklevel=2)
+    if not chosen.test:
+        federation = federation.without_test()
     watching = [*callbacks]
     if on_round is not None:
         watching.append(OnRound(on_round))
@@ -159,6 +158,14 @@ def train(
         keep_memory()
         print_of_data = "" if out is None else fingerprint(federation)  # as given, whatever the dtype
         federation = federation.to(dtype, device)
+        whole = federation
+        if chosen.validation is not None:
+            _check_data_is_sent(engine)
+            federation = federation.with_validation(chosen.validation, chosen.seed)
+        loss, found = make_loss(chosen.loss, chosen.task, federation)
+        if found:
+            warnings.warn(found, stacklevel=2)
+        metrics, monitor = plan_evaluation(chosen, federation, loss)
         module = (
             build_model(model, federation, chosen.seed) if isinstance(model, str) else copy.deepcopy(model)
         )
@@ -173,7 +180,8 @@ def train(
         if chosen.measure:
             from ..flatness.recording import Recording
 
-            recording = Recording(chosen.measure, flat, federation, loss, sgd, on_measure)
+            measured_on = federation if chosen.validation is None else federation.without_test()
+            recording = Recording(chosen.measure, flat, measured_on, loss, sgd, on_measure)
             watching.insert(0, recording)
         where = make_engine(engine)
         cleanup.enter_context(taken(where))
@@ -219,9 +227,14 @@ def train(
             oracle=chosen.oracle,
             metrics=metrics,
         )
+        if chosen.clients_every is not None:
+            on = "test" if chosen.validation is None else "validation"
+            own = getattr(where, "model_of", None)
+            place = None if out is None else Path(out)
+            watching.insert(0, ClientScores(place, chosen.clients_every, job, on, own))
         told = Callbacks(watching)
         loop = TrainingLoop(
-            job, server, store, where, participation, chosen, told, history, directory, stop, overlap
+            job, server, store, where, participation, chosen, told, history, directory, stop, overlap, whole
         )
         run = Run(method, history, module, server, store, chosen, monitor, loss)
         with told.looking_on(run):
@@ -236,6 +249,7 @@ def train(
             if diverged is not None:
                 raise _ended(diverged, run, directory) from diverged
             if directory is not None and len(history) >= chosen.rounds:
+                told.working("writing the model")
                 directory.finish(run.model)
         return run
 
@@ -284,6 +298,15 @@ def _check_kinds(federation: object, model: object, local: object) -> None:
         raise FedflatError(f"model must be a name or an nn.Module, not {model!r}.")
     if local is not None and not isinstance(local, LocalOptimiser):
         raise FedflatError(f"local must be LocalSGD(lr=..., epochs=...), not {local!r}.")
+
+
+def _check_data_is_sent(engine: str | Engine) -> None:
+    """Whether clients train on what is here: data that nodes load themselves has no validation part."""
+    if getattr(engine, "data", None) is not None:
+        raise FedflatError(
+            "validation: the nodes load their data themselves, so nothing is held out of it here. Leave validation "
+            "out, or have the data sent (ray.data: sent)."
+        )
 
 
 def _convolutions(model: FlatModel, federation: Federation, sgd: LocalOptimiser) -> dict[str, Any] | None:

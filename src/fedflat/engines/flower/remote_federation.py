@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -65,6 +65,10 @@ class RemoteFederation(Federation):
 
     def client(self, number: int) -> Shard:
         """Its samples are not here."""
+        self._elsewhere()
+
+    def with_validation(self, fraction: float, seed: int) -> Self:
+        """Samples are not here."""
         self._elsewhere()
 
     def union(self) -> Shard:

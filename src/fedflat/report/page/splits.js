@@ -51,7 +51,7 @@ function drawCounts(element, split) {
   const dark = theme() === "dark";
   const scale = dark ? [[0, "#1f3a52"], [1, "#9fd4ff"]] : [[0, "#cfe3f5"], [1, "#08306b"]];
   const trace = {
-    type: "heatmap", z: classes, colorscale: scale, zmin: 0, xgap: counts.length <= 120 ? 1 : 0, ygap: classes.length <= 60 ? 1 : 0, hoverongaps: false,
+    type: "heatmap", x: split.names, z: classes, colorscale: scale, zmin: 0, xgap: counts.length <= 120 ? 1 : 0, ygap: classes.length <= 60 ? 1 : 0, hoverongaps: false,
     colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: themed("--soft"), size: 10 }, nticks: 4, len: 0.9 },
     hovertemplate: "client %{x}, class %{y}: <b>%{z:,d}</b><extra></extra>",
   };
