@@ -89,7 +89,7 @@ def test_python_blocks_are_only_where_they_are_run():
 
 
 def test_the_hooks_are_all_described():
-    """In the order in which the class has them, which is the order of a round; the diagram has those of every round."""
+    """In the order in which the class has them, that of a round; the diagram has those of every round."""
     hooks = [name for name, hook in vars(ff.Mechanism).items() if inspect.isfunction(hook) and name[0] != "_"]
     hooks.remove("contract")
     text = (DOCS / "writing-a-mechanism.md").read_text("utf-8")
