@@ -171,7 +171,7 @@ def test_a_field_that_nobody_explained_is_not_passed_over(monkeypatch):
     from fedflat.core import messages
 
     monkeypatch.setattr(messages, "NUMBERS", (*messages.NUMBERS, "bytes"))
-    with pytest.raises(ff.FedflatError, match=r"holds 'bytes' \(numbers\), and nobody has said what that is"):
+    with pytest.raises(ff.FedflatError, match=r"holds 'bytes' \(numbers\), which is not described"):
         leaving(ff.fedavg())
 
 

@@ -110,10 +110,11 @@ def test_no_process_and_no_file_is_left(tmp_path, monkeypatch):
     """What torch shares is named after its process, and other tests' processes share things meanwhile."""
     monkeypatch.setattr(shared_memory, "_SHARED_MEMORY", tmp_path)
     ours = {os.getpid()}
+    before = set(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
     train("scaffold", ff.Workers(2), rounds=2, on_round=lambda _: ours.update(p.pid for p in our_workers()))
     assert not our_workers() and len(ours) == 3
     assert not list(tmp_path.iterdir())
-    assert not [path for pid in ours for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
+    assert not {path for pid in ours for path in Path("/dev/shm").glob(f"torch_{pid}_*")} - before
 
 
 def test_impossible_numbers_of_workers():

@@ -104,7 +104,7 @@ BAD = {
     ),
     "an unknown key": (
         "zzzz: 3\n",
-        "line 1, zzzz: there is no key of this name. Known: aggregate, augment, baseline, buffers, checkpoint_every,",
+        "line 1, zzzz: there is no key of this name. Known: aggregate, augment, baseline, buffers,",
     ),
     "a misspelt key in a section": (
         "local:\n  lr: 0.1\n  epoch: 2\n",

@@ -1,4 +1,4 @@
-"""The metrics of a test by name, and several of them in one pass over the data.
+"""The metrics of a test by name.
 
 A new metric is a class in a file of this folder and an entry of `METRICS`; what a metric is stands in `core/metric`.
 """

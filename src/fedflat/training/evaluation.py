@@ -1,4 +1,4 @@
-"""What a run's tests compute, which metric the run is compared by, and whether its method fits its task."""
+"""What a run's tests compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses by name, and what is predicted: `cross-entropy`, `focal(gamma=2)`, `bce(weights=balanced)`, `mse`, ..."""
+"""Losses by name: `cross-entropy`, `focal(gamma=2)`, `bce(weights=balanced)`, `mse` and others."""
 
 from __future__ import annotations
 
