@@ -353,18 +353,20 @@ def test_a_study_makes_a_smaller_error_better(tmp_path: Path):
     content = {
         "dataset": "digits", "clients": 4, "participation": 4, "rounds": 1, "method": "fedavg", "monitor": "log-loss",
     }  # fmt: skip
-    told = []
-    best, value = tune(
-        content,
-        {"local.lr": parse_range("0.0001,0.1")},
-        6,
-        tmp_path,
-        on_trial=lambda *said: told.append(said),
-    )
-    ends = [one[1] for one in told if isinstance(one[1], float)]
-    assert best == {"local.lr": 0.1}
-    assert value == min(ends) > 0 and max(ends) > value
-    assert json.loads((tmp_path / "best.json").read_text())["log-loss"] == value
+    ends = []
+
+    class Watcher:
+        def round(self, *news):
+            pass
+
+        def finished(self, trial, value, settings):
+            ends.append(value)
+
+    found = tune(content, {"local.lr": parse_range("0.0001,0.1")}, None, tmp_path, watcher=Watcher())
+    assert found.settings == {"local.lr": 0.1}
+    assert found.validation == min(ends) > 0 and max(ends) > found.validation
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert (best["monitor"], best["validation"]) == ("log-loss", found.validation)
 
 
 def test_the_command_line_shows_the_monitored_metric(tmp_path: Path):

@@ -278,9 +278,10 @@ class TrainingLoop:
             spread = self._mix.spread(by_class) if self._mix and by_class else None
             record.validation = {**score_row(score), "client_accuracy": spread}
             return
-        self._note(record, score, self.job.federation.test_group_names)
+        self._pass_on(self._note(record, score, self.job.federation.test_group_names))
 
-    def _note(self, record: RoundRecord, score: Score, group_names: Sequence[str]) -> None:
+    def _note(self, record: RoundRecord, score: Score, group_names: Sequence[str]) -> list[str]:
+        """Write down what a test on the test set found; sentences that a person should know."""
         further = dict(score)
         record.accuracy, record.loss = further.pop("accuracy", None), further.pop("loss", None)
         by_class, by_group = further.pop("accuracy_by_class", None), further.pop("accuracy_by_group", None)
@@ -290,7 +291,8 @@ class TrainingLoop:
         counts = further.pop("class-counts", None)
         record.metrics = plain_values(further)
         if record.index == self.settings.rounds - 1 and counts is not None:
-            self._pass_on(one_class_only(**counts))
+            return one_class_only(**counts)
+        return []
 
     def _test_once(self, record: RoundRecord) -> None:
         """Use the test set after the last round, where rounds were tested on a validation part."""
@@ -300,7 +302,7 @@ class TrainingLoop:
         job.model.write_buffers(server.buffers)
         tested = server.delivered if self.settings.evaluate == "server" else server.average
         score = evaluate(job.model, tested, self.whole.test, job.loss, job.metrics)
-        self._note(record, score, self.whole.test_group_names)
+        self._pass_on(self._note(record, score, self.whole.test_group_names))
 
     def _tell_of(self, record: RoundRecord) -> bool:
         """Write down what happened in a round; whether a callback ends the run."""

@@ -48,12 +48,13 @@ class RunProgress(Callback):
         self._began, self._first = time.perf_counter(), len(run.history)
         self._label, self._rounds = run.method.name, run.settings.rounds
         self._monitor = run.monitor
+        self._title = f"{'' if run.settings.validation is None else 'validation '}{run.monitor.title}"
         self._bar.update(
             self._task,
             description=self._label,
             total=self._rounds,
             completed=self._first,
-            metric=run.monitor.title,
+            metric=self._title,
         )
         self._bar.start()
 
@@ -61,11 +62,12 @@ class RunProgress(Callback):
         self._bar.stop()
 
     def round(self, record: RoundRecord) -> None:
-        value = self._monitor.of(vars(record))
+        value = self._monitor.judged(vars(record))
         if value is not None:
             self._value = self._monitor.text(value)
-        if record.loss is not None:
-            self._loss = f"{record.loss:.3f}"
+        loss = (record.validation or vars(record)).get("loss")
+        if loss is not None:
+            self._loss = f"{loss:.3f}"
         self._rejected += len(record.rejected)
         for sentence in record.rejected:
             said = Text.assemble(("left out:", "yellow"), f" {sentence}")
@@ -97,7 +99,7 @@ class RunProgress(Callback):
         parts = [
             self._label,
             f"round {done}/{self._rounds}",
-            f"{self._monitor.title} {self._value}",
+            f"{self._title} {self._value}",
             f"loss {self._loss}",
             f"{left:.0f} s left",
             note,
