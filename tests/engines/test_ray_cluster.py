@@ -67,7 +67,7 @@ def test_a_node_killed_in_the_middle_changes_nothing_and_another_is_used(cluster
     cluster.wait_for_nodes()
     engine, again = ff.Ray(address=cluster.address), []
     lost = engine._lost
-    monkeypatch.setattr(engine, "_lost", lambda event: again.append(event.lost) or lost(event))
+    monkeypatch.setattr(engine, "_lost", lambda event, *more: again.append(event.lost) or lost(event, *more))
 
     def is_up(actors: int) -> bool:
         engine._pool.wait(time.monotonic() + 0.1)
