@@ -11,7 +11,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 demo: $(VENV)/installed  ## set up and run the main job on the data inside the package
 	$(BIN)/fedflat run
 
-test: $(VENV)/tested browser  ## set up and run the tests: at most six minutes on two cores
+test: $(VENV)/tested browser  ## set up and run the tests: about six minutes on two cores
 	$(BIN)/python -m pytest -n 3 -m "not slow"  # one more than two cores: the tests of Flower mostly wait
 
 test-slow: $(VENV)/tested-slow browser  ## what takes long: Flower deployments, kills, notebooks, whole pages, the wheel
